@@ -20,8 +20,11 @@ from types import TracebackType
 from typing import IO, Self
 
 from lockctl.embedded import binaries
+from lockctl.embedded.identity import unprivileged
 from lockctl.embedded.places import PORT, Places, State, take
 from lockctl.errors import UnreachableError
+
+__all__ = ["Server", "default_directory", "start", "unprivileged"]
 
 _LOOK_EVERY_S = 0.002
 

@@ -158,7 +158,7 @@ def _says_ready(data: Path) -> bool:
         lines = (data / "postmaster.pid").read_text().splitlines()
     except OSError:
         return False
-    return len(lines) > 7 and lines[7].strip() == "ready"
+    return len(lines) > 7 and lines[7].strip() in ("ready", "standby")
 
 
 def _quote(folder: Path) -> str:
