@@ -27,16 +27,21 @@ def write_structured(
 
     A source that fails leaves the array open: nobody should take half an answer for a whole one.
     """
+
+    def objects(page: Sequence[Any]) -> list[dict[str, Any]]:
+        return [dict(zip(names, values(row), strict=True)) for row in page]
+
     sink = Sink(out)
     count = 0
-    whole: bool | None = None
-    encode: Encode = _encode_small
+    whole = False
+    encode: Encode | None = None
     for page in pages(rows):
-        if whole is None:
+        if not count:
             whole = _is_whole(page[0], names)
-        elif encode is _encode_small:
-            encode = _fast_encoder()
-        lines = encode(page if whole and count else [dict(zip(names, values(row), strict=True)) for row in page])
+            lines = _encode_small(objects(page))
+        else:
+            encode = encode or _fast_encoder()
+            lines = encode(page if whole else objects(page))
         if array:
             lines = (b",\n" if count else b"[\n") + lines[:-1].replace(b"\n", b",\n")
         sink.write(lines)
