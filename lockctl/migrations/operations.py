@@ -1,0 +1,200 @@
+"""The migrate commands as functions: connection first, frozen records back, nothing printed.
+
+A component is a branch of revisions with a label (`ffdb`, `n8n`, `plan`, `runs`); a TARGET is `ffdb@head`, `heads`,
+`ffdb@base`, `ffdb@-1`, a revision, or for going up the bare name of a component.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lockctl.catalog import Catalog
+from lockctl.db import Session
+from lockctl.errors import BehindError, LockctlError, UsageError
+from lockctl.migrations import bookkeeping, bridge, engine, tables
+from lockctl.migrations.engine import Limits, Step
+from lockctl.migrations.records import MigrationResult, MigrationRun, Notify, Revision, Verification, quiet
+from lockctl.migrations.scripts import Scripts, config
+
+if TYPE_CHECKING:
+    from alembic.runtime.migration import RevisionStep
+
+
+def upgrade(
+    session: Session,
+    target: str | None = None,
+    *,
+    schema: str | None = None,
+    catalog: Catalog | None = None,
+    limits: Limits | None = None,
+    notify: Notify = quiet,
+) -> MigrationRun:
+    """Go up to `target`, by default to the head of every component that this database has.
+
+    `session` must have been connected with `raw_times=False`. Raises UsageError for a wrong target, and without one
+    when no component is installed; AheadError when the database is at a revision that is unknown here. What stops
+    a step is in the run's `error`.
+    """
+    scripts = Scripts(config())
+    book = bookkeeping.locate(session, schema)
+    found = bookkeeping.revisions(session, book)
+    steps: list[RevisionStep] = []
+    for name in [target] if target is not None else [f"{name}@head" for name in _installed(scripts, found)]:
+        steps += scripts.upgrade(scripts.target(name), found)
+    scope = tables.Scope(session, schema, catalog or Catalog.of(), limits or Limits(), notify)
+    return _run(scripts, scope, steps, found)
+
+
+def downgrade(
+    session: Session,
+    target: str,
+    *,
+    schema: str | None = None,
+    catalog: Catalog | None = None,
+    limits: Limits | None = None,
+    notify: Notify = quiet,
+) -> MigrationRun:
+    """Go down to `target`, dropping what lockctl created and leaving what it adopted. Errors as for `upgrade`."""
+    scripts = Scripts(config())
+    if target in scripts.components:
+        raise UsageError(f"how far down is {target!r} to go?", hint=f"write {target}@base or {target}@-1")
+    found = bookkeeping.revisions(session, bookkeeping.locate(session, schema))
+    steps = scripts.downgrade(scripts.target(target), found)
+    scope = tables.Scope(session, schema, catalog or Catalog.of(), limits or Limits(), notify)
+    return _run(scripts, scope, steps, found)
+
+
+def current(session: Session, *, schema: str | None = None) -> list[Revision]:
+    """The revisions that this database is at, one for each installed component. Only reads."""
+    return [row for row in history(session, schema=schema) if row.is_current]
+
+
+def history(session: Session, *, schema: str | None = None) -> list[Revision]:
+    """Every revision of every component, and which of them this database is at. Only reads."""
+    found = bookkeeping.revisions(session, bookkeeping.locate(session, schema))
+    return Scripts(config()).history(found)
+
+
+def verify(
+    session: Session, target: str | None = None, *, schema: str | None = None, catalog: Catalog | None = None
+) -> Verification:
+    """Whether the database is where `target` says, by default at the heads of what is installed. Only reads.
+
+    The tables of a component that is at its revision are looked at, too: one that is missing or differs is `behind`.
+    No component installed is `behind`. Raises UsageError for a wrong target.
+    """
+    scripts = Scripts(config())
+    found = bookkeeping.revisions(session, bookkeeping.locate(session, schema))
+    if target is not None:
+        expected = scripts.resolve(scripts.target(target))
+    elif found:
+        expected = bookkeeping.ordered(
+            head for name in _installed(scripts, found) for head in scripts.resolve(f"{name}@head")
+        )
+    else:
+        return Verification("behind", (), (), f"no component is installed ({scripts.choice()})")
+    outcome, detail = _judge(scripts, expected, found, everything=target is None or target == "heads")
+    if outcome == "current":
+        scope = tables.Scope(session, schema, catalog or Catalog.of())
+        try:
+            for table in (table for revision in expected for table in scripts.tables(revision)):
+                tables.check(session, table, scope)
+        except BehindError as error:
+            outcome, detail = "behind", error.message
+    return Verification(outcome, expected, found, detail)
+
+
+def sql(target: str | None = None, *, schema: str | None = None, limits: Limits | None = None) -> str:
+    """The upgrade to `target` (`FROM:TO` or `TO`; by default everything) as a SQL script. Makes no connection.
+
+    The script decides at run time whether a table is created or adopted; it does not check the shape of a table that
+    it adopts. Raises UsageError for a wrong target.
+    """
+    import io
+    import re
+
+    scripts = Scripts(config())
+    first, colon, last = (target or "heads").rpartition(":")
+    start = scripts.resolve(scripts.target(first)) if colon and first != "base" else ()
+    steps = scripts.upgrade(scripts.target(last), start)
+    buffer = io.StringIO()
+    scripts.config.output_buffer = buffer
+    scripts.config.attributes[tables.ATTRIBUTE] = tables.Scope(None, schema, limits=limits or Limits())
+    _environment(scripts, lambda _found, _context: steps, as_sql=True, starting_rev=start or None)
+    # The version table may be there with other components in it.
+    made = re.compile(rf"^CREATE TABLE (?=\S*{bookkeeping.VERSION_TABLE} \()", re.MULTILINE)
+    return made.sub("CREATE TABLE IF NOT EXISTS ", buffer.getvalue())
+
+
+def _judge(
+    scripts: Scripts, expected: Sequence[str], found: Sequence[str], *, everything: bool
+) -> tuple[str, str | None]:
+    """`current`, `behind` or `ahead`, and what differs. `ahead` outweighs `behind`: it is not cured by an upgrade."""
+    wanted = {scripts.component(revision): revision for revision in expected}
+    behind: list[str] = []
+    for name in found:
+        component = scripts.component(name)
+        if name in expected or not (everything or component in wanted or component is None):
+            continue
+        if not scripts.knows(name):
+            return "ahead", f"the database is at revision {name}, which this lockctl does not know"
+        if component in wanted and name not in scripts.ancestors(wanted[component]):
+            return "ahead", f"the database is at revision {name}, beyond {wanted[component]}"
+        if component in wanted:
+            behind.append(f"{component} is at {name} and not yet at {wanted[component]}")
+    missing = set(wanted) - {scripts.component(name) for name in found}
+    behind += [f"{component} is not installed" for component in bookkeeping.ordered(str(name) for name in missing)]
+    return ("behind", "; ".join(behind)) if behind else ("current", None)
+
+
+def _installed(scripts: Scripts, found: Sequence[str]) -> tuple[str, ...]:
+    """The components that the database has. Raises UsageError with none."""
+    names = [scripts.component(revision) for revision in found]
+    if not names:
+        raise UsageError("no component of lockctl's migrations is installed in this database", hint=scripts.choice())
+    return bookkeeping.ordered({name for name in names if name is not None})
+
+
+def _run(scripts: Scripts, scope: tables.Scope, steps: Sequence[RevisionStep], found: tuple[str, ...]) -> MigrationRun:
+    session = scope.session
+    assert session is not None
+    progress = engine.run([_step(scripts, scope, step) for step in steps], scope.notify)
+    to = found
+    if progress.done:
+        try:
+            to = bookkeeping.revisions(session, bookkeeping.locate(session, scope.schema))
+        except LockctlError as error:
+            progress.error = progress.error or error
+    result = MigrationResult(
+        outcome=progress.outcome,
+        from_=found,
+        to=to,
+        steps=tuple(progress.done),
+        attempts=progress.attempts,
+        waited_ms=progress.waited_ms,
+        blockers=progress.blockers,
+    )
+    return MigrationRun(result, progress.error)
+
+
+def _step(scripts: Scripts, scope: tables.Scope, step: RevisionStep) -> Step:
+    revision = step.revision.revision
+    up = step.is_upgrade
+
+    def run() -> None:
+        assert scope.session is not None
+        with bridge.connection(scope.session, scope.limits) as connection:
+            attributes = scripts.config.attributes
+            attributes.update({"connection": connection, tables.ATTRIBUTE: scope, "raise_ours": True})
+            _environment(scripts, lambda _found, _context: [step])
+
+    return Step(revision, f"{'up to' if up else 'down from'} {revision}: {scripts.doc(revision)}", run)
+
+
+def _environment(scripts: Scripts, plan: Any, **how: Any) -> None:
+    """Run env.py with `plan` as what is to be done."""
+    from alembic.runtime.environment import EnvironmentContext
+
+    with EnvironmentContext(scripts.config, scripts.directory, fn=plan, **how):
+        scripts.directory.run_env()
