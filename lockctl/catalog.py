@@ -19,7 +19,7 @@ class LockTable:
     `key` names the key columns in the order of the primary key. `created_on_takeover` says that taking over a lapsed
     row is a new row to its readers. `renew_every_ms` and `renews_past_expiry` tell what a live holder does after
     its row was force-expired. `sweep` False: no sweep ever deletes a row. `note` is shown by `tables`;
-    `after_force` is said after a forced change.
+    `after_force` is said after a forced change. `component` names the migrations that create it.
     """
 
     name: str
@@ -36,6 +36,7 @@ class LockTable:
     sweep: bool = True
     note: str | None = None
     after_force: str | None = None
+    component: str | None = None
 
     @property
     def schema(self) -> str | None:
@@ -46,6 +47,7 @@ class LockTable:
 BUILT_IN: tuple[LockTable, ...] = (
     LockTable(
         name="ffdb_locks",
+        component="ffdb",
         relation="ffdb_locks",
         key=("lock_key",),
         holder="lock_id",
@@ -57,6 +59,7 @@ BUILT_IN: tuple[LockTable, ...] = (
     ),
     LockTable(
         name="agent_task_run_lock",
+        component="n8n",
         relation="agent_task_run_lock",
         key=("agentId", "taskId"),
         holder="holderId",
@@ -75,6 +78,7 @@ BUILT_IN: tuple[LockTable, ...] = (
     ),
     LockTable(
         name="verrou",
+        component="plan",
         relation="verrou",
         key=("key",),
         holder="owner",
@@ -85,6 +89,7 @@ BUILT_IN: tuple[LockTable, ...] = (
     ),
     LockTable(
         name="run_leases",
+        component="runs",
         relation="run_store.leases",
         key=("run_id",),
         holder="token",

@@ -24,7 +24,9 @@ def parse(text: str, *, zero: bool = False) -> int:
     if re.fullmatch(r"[+-]?[0-9]+(\.[0-9]+)?", word):
         if zero and int(float(word)) == 0 and float(word) == 0:
             return 0
-        raise UsageError(f"duration {text!r} has no unit", hint=f"write for example {word.lstrip('+-')}s or {word.lstrip('+-')}ms")
+        raise UsageError(
+            f"duration {text!r} has no unit", hint=f"write for example {word.lstrip('+-')}s or {word.lstrip('+-')}ms"
+        )
     found = _SHAPE.fullmatch(word)
     if not word or found is None:
         raise UsageError(f"{text!r} is not a duration", hint="write for example 250ms, 30s, 5m, 2h, 1d or 1h30m")

@@ -39,7 +39,7 @@ class LeaseResult:
 
     `lock` is the row as it is afterwards (or as found, when nothing changed), `previous` the row that was
     changed or replaced, `lease` the token of a lease just acquired. `renewed` tells that the holder renewed
-    between the row being shown and the forced change.
+    between the row being shown and the forced change; `note` what a forced change does not do.
     """
 
     outcome: str
@@ -47,6 +47,7 @@ class LeaseResult:
     previous: LockRow | None = None
     lease: str | None = None
     renewed: bool = False
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,10 @@
-"""The one shared connection layer. See `session` (connections), `conninfo` (DSN rules), `failures` (errors)."""
+"""The one shared connection layer.
 
-from lockctl.db.session import Database, Needs, Session, describe, watcher
+`database` makes connections, `session` runs statements on one, `connection` is psycopg's as we use it, `conninfo` has
+the rules of connection strings, and `failures` turns database errors into ours.
+"""
 
-__all__ = ["Database", "Needs", "Session", "describe", "watcher"]
+from lockctl.db.database import Database
+from lockctl.db.session import Needs, Session, describe
+
+__all__ = ["Database", "Needs", "Session", "describe"]

@@ -1,4 +1,4 @@
-"""Sessions: every connection of lockctl is made by `Database.connect`, with the same settings and the same manners.
+"""Sessions: statements on one connection, with the same settings whatever stands between us and the server.
 
 Settings go in as startup options (no extra round trip). A pooler in transaction mode refuses them, or drops them
 silently: then the same settings are made inside every transaction. Nothing is ever prepared, so that a pooler may
@@ -7,89 +7,31 @@ hand each transaction to another server connection.
 
 from __future__ import annotations
 
-import math
-import os
-import secrets
-import socket
-import struct
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg import pq, sql
-from psycopg.adapt import Loader
+from psycopg import sql
 
-from lockctl import clock
-from lockctl.db import conninfo, failures
+from lockctl import clock, durations
+from lockctl.db import failures
+from lockctl.db.connection import Connection
 from lockctl.errors import BlockedError, DeniedError, LockctlError, UnreachableError
 from lockctl.records import Blocker
+
+if TYPE_CHECKING:
+    from lockctl.db.database import Database
 
 Query = sql.Composable | str
 Params = Sequence[Any] | Mapping[str, Any] | None
 Sampler = Callable[["Session", int], list[Blocker]]
 
-_MARK = "lockctl.session"
+MARK = "lockctl.session"
 _FIRST_SAMPLE = 0.2
 _NEXT_SAMPLE = 0.5
 _CANCEL_GRACE = 3.0
-_PG_EPOCH = 946_684_800_000_000
-_TICK = 0.1
-
-
-class Micros(Loader):
-    """A binary timestamp as microseconds since 1970 UTC; a zoneless one is taken as UTC; ±infinity as floats.
-
-    Exact, independent of the session's DateStyle and TimeZone, and without the year limits of `datetime`.
-    """
-
-    format = pq.Format.BINARY
-    _unpack = struct.Struct("!q").unpack
-
-    def load(self, data: Any) -> float:
-        value: int = self._unpack(data)[0]
-        if value == 0x7FFFFFFFFFFFFFFF:
-            return math.inf
-        if value == -0x8000000000000000:
-            return -math.inf
-        return value + _PG_EPOCH
-
-
-class _Connection(psycopg.Connection[tuple[Any, ...]]):
-    """psycopg's connection, whose waits call back ten times a second: for deadlines, and to see who blocks us."""
-
-    connect_deadline = clock.NEVER
-    on_wait: Callable[[], None] | None = None
-
-    @classmethod
-    def _connect_gen(cls, conninfo: str = "", **kwargs: Any) -> Generator[Any, Any, Any]:
-        # psycopg rounds connect_timeout up to two seconds; the deadline of a command is exact.
-        def expire() -> None:
-            if cls.connect_deadline.passed:
-                raise psycopg.errors.ConnectionTimeout("connection timeout expired")
-
-        return _ticking(super()._connect_gen(conninfo, **kwargs), expire)
-
-    def wait(self, gen: Any, interval: float = _TICK, timeout: float | None = None) -> Any:
-        if self.on_wait is not None:
-            gen = _ticking(gen, self.on_wait)
-        return super().wait(gen, interval, timeout)
-
-
-def _ticking(gen: Generator[Any, Any, Any], tick: Callable[[], None]) -> Generator[Any, Any, Any]:
-    """`gen`, calling `tick` each time that the wait under it timed out with nothing to read."""
-    state = next(gen, _DONE := object())
-    if state is _DONE:
-        return None
-    try:
-        while True:
-            ready = yield state
-            if not ready:
-                tick()
-            state = gen.send(ready)
-    except StopIteration as stop:
-        return stop.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,104 +43,10 @@ class Needs:
     privileges: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class Database:
-    """A database that a command works on; it makes every connection to it.
-
-    `command` becomes part of `application_name`; `deadline` is the command's; `lock_timeout_ms` bounds each wait
-    for a lock and `statement_timeout_ms` each statement (None: no bound of that kind). `sampler` reads who blocks
-    a session, and is called while one of ours waits.
-    """
-
-    dsn: str
-    source: str
-    command: str
-    connect_timeout_ms: int = 30_000
-    deadline: clock.Deadline = clock.NEVER
-    lock_timeout_ms: int | None = 30_000
-    statement_timeout_ms: int | None = None
-    sampler: Sampler | None = None
-    name: str = field(default="")
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            # The process comes first: PostgreSQL cuts the name at 63 bytes, and a host name is the longest part.
-            host = socket.gethostname().encode("ascii", "replace").decode()[:20]
-            self.name = f"lockctl {self.command} {os.getpid()}.{secrets.token_hex(3)}@{host}"
-
-    def settings(self, *, read_only: bool) -> dict[str, str]:
-        """The server's settings of every session, by name."""
-        settings = {
-            "TimeZone": "UTC",
-            "DateStyle": "ISO",
-            "IntervalStyle": "postgres",
-            "lock_timeout": str(self.lock_timeout_ms or 0),
-            "statement_timeout": str(self.statement_timeout_ms or 0),
-            "idle_in_transaction_session_timeout": "60000",
-            "default_transaction_isolation": "read committed",
-        }
-        if read_only:
-            # Only ever tightened: a role that is read-only by default stays so.
-            settings["default_transaction_read_only"] = "on"
-        return settings
-
-    def connect(self, *, read_only: bool = False, raw_times: bool = True, role: str = "") -> Session:
-        """A new session in autocommit mode.
-
-        `read_only` for commands that only read; `raw_times` gives timestamps as microseconds (`Micros`); `role`
-        marks a helper session in its name. Raises UnreachableError, UsageError or DeniedError.
-        """
-        params = conninfo.parse(self.dsn, self.source)
-        settings = self.settings(read_only=read_only)
-        deadline = self._connect_deadline()
-        try:
-            conn = self._open(params, {**settings, _MARK: "1"}, deadline, role)
-        except psycopg.Error as error:
-            if "unsupported startup parameter" not in str(error):
-                raise failures.connect_failure(error, self.source) from None
-            try:
-                conn = self._open(params, None, deadline, role)
-            except psycopg.Error as again:
-                raise failures.connect_failure(again, self.source) from None
-        if raw_times:
-            conn.adapters.register_loader("timestamptz", Micros)
-            conn.adapters.register_loader("timestamp", Micros)
-        session = Session(self, conn, settings, read_only)
-        try:
-            session.prepare()
-        except BaseException:
-            session.close()
-            raise
-        return session
-
-    def _connect_deadline(self) -> clock.Deadline:
-        own = clock.Deadline.after(self.connect_timeout_ms)
-        if self.deadline.at is None or own.at is None:
-            return own
-        return clock.Deadline(min(own.at, self.deadline.at))
-
-    def _open(
-        self, params: Mapping[str, str], settings: Mapping[str, str] | None, deadline: clock.Deadline, role: str
-    ) -> _Connection:
-        merged: dict[str, str] = {"keepalives_idle": "15", "keepalives_interval": "5", "keepalives_count": "3", **params}
-        if settings is None:
-            merged.pop("options", None)
-        else:
-            merged["options"] = conninfo.startup_options(params, settings)
-        merged["application_name"] = f"{self.name} {role}".strip()
-        merged["client_encoding"] = "UTF8"
-        if "connect_timeout" not in params and "PGCONNECT_TIMEOUT" not in os.environ:
-            merged["connect_timeout"] = str(max(2, math.ceil(deadline.remaining() or 2)))
-        bounded = type("_Bounded", (_Connection,), {"connect_deadline": deadline})
-        conn: _Connection = bounded.connect("", autocommit=True, prepare_threshold=None, **merged)
-        conn.add_notice_handler(lambda _diag: None)
-        return conn
-
-
 class Session:
     """One connection. Statements run in autocommit, or grouped by `transaction`; failures come out as our errors."""
 
-    def __init__(self, database: Database, conn: _Connection, settings: Mapping[str, str], read_only: bool) -> None:
+    def __init__(self, database: Database, conn: Connection, settings: Mapping[str, str], read_only: bool) -> None:
         self.database = database
         self.conn = conn
         self.settings = dict(settings)
@@ -217,7 +65,7 @@ class Session:
 
     def prepare(self) -> None:
         """Read back whether the startup options arrived, and set what can't be one of them."""
-        mark = sql.SQL("current_setting({}, true)").format(sql.Literal(_MARK))
+        mark = sql.SQL("current_setting({}, true)").format(sql.Literal(MARK))
         check = (
             # The server gives up a statement whose client is gone; a startup option would be fatal where unknown.
             sql.SQL("CASE WHEN {mark} = '1' THEN set_config('client_connection_check_interval', '2s', false) END")
@@ -350,7 +198,7 @@ class Session:
             return
         with suppress(LockctlError):
             if self._watch is None or self._watch.closed:
-                self._watch = watcher(self.database)
+                self._watch = self.database.watcher()
             if found := self.database.sampler(self._watch, self.pid):
                 self.blockers = found
 
@@ -392,24 +240,8 @@ class Session:
         return failure
 
 
-def watcher(database: Database) -> Session:
-    """A session for looking while another one waits: read-only, short, and itself never sampled."""
-    aside = Database(
-        dsn=database.dsn,
-        source=database.source,
-        command=database.command,
-        connect_timeout_ms=2_000,
-        lock_timeout_ms=1_000,
-        statement_timeout_ms=2_000,
-        name=database.name,
-    )
-    return aside.connect(read_only=True, role="watch")
-
-
 def describe(blocker: Blocker) -> str:
     """A blocking session in a few words: pid, user, application, state and the age of its transaction."""
-    from lockctl import durations
-
     if blocker.kind == "prepared":
         return f"prepared transaction {blocker.gid!r} (end it with ROLLBACK PREPARED)"
     words = [blocker.user or "?", blocker.application or "no application name", blocker.state or blocker.kind]

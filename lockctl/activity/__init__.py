@@ -1,0 +1,1 @@
+"""What the server's sessions do: who waits for whom."""

@@ -1,0 +1,66 @@
+"""The result of a verb: its sentence for people, and its exit code."""
+
+from __future__ import annotations
+
+import typer
+
+from lockctl import durations
+from lockctl.cli.context import Invocation
+from lockctl.records import LeaseResult, LockRow
+from lockctl.render.escape import escape_human
+
+EXIT = {
+    "acquired": 0,
+    "extended": 0,
+    "released": 0,
+    "expired": 0,
+    "held": 3,
+    "revived": 3,
+    "not_held": 4,
+    "lapsed": 4,
+}
+"""Exit codes of outcomes; `free` and `held` mean something else to `release` and `check`, which say so."""
+
+
+def holder_of(row: LockRow) -> str:
+    return escape_human(row.holder or "")
+
+
+def until(row: LockRow) -> str:
+    if row.remaining_ms is None:
+        return "for ever (it never expires)"
+    if row.remaining_ms < 0:
+        return f"lapsed {durations.show(-row.remaining_ms)} ago"
+    return f"for another {durations.show(row.remaining_ms)} (until {row.expires_at})"
+
+
+def sentence(verb: str, text: str, result: LeaseResult) -> str:
+    """The result of `verb` on the lease called `text`, for people."""
+    lock, previous = result.lock, result.previous
+    renewed = "; its holder had renewed it since it was shown" if result.renewed else ""
+    if result.outcome == "acquired" and lock is not None:
+        took = f", taken over from {holder_of(previous)} ({until(previous)})" if previous else ""
+        return f"acquired {text} {until(lock)} as {holder_of(lock)}{took}"
+    if result.outcome == "extended" and lock is not None:
+        return f"extended {text}: held {until(lock)}"
+    if result.outcome == "released" and previous is not None:
+        return f"released {text}, which {holder_of(previous)} held ({until(previous)}){renewed}"
+    if result.outcome == "expired" and previous is not None:
+        return f"{text} has lapsed now; {holder_of(previous)} held it {until(previous)}{renewed}"
+    if result.outcome == "held" and lock is not None:
+        state = "is held by" if lock.live else "has lapsed, and its row belongs to"
+        return f"{text} {state} {holder_of(lock)} {until(lock)}" + (
+            "" if verb in ("acquire", "check") else "; nothing was changed"
+        )
+    if lock is not None and lock.state == "lapsed":
+        return f"{text} is not held: the lease of {holder_of(lock)} {until(lock)}"
+    return f"{text} is free" if verb in ("release", "check") else f"{text} is not held: there is no row"
+
+
+def finish(inv: Invocation, verb: str, text: str, result: LeaseResult, code: int) -> None:
+    """Say the result, write it where a format was asked for, and end with its exit code."""
+    inv.say(sentence(verb, text, result))
+    if inv.shared.format is not None:
+        inv.result(result)
+    if code:
+        raise typer.Exit(code)

@@ -1,0 +1,71 @@
+"""psycopg's connection as lockctl uses it: exact times, and waits that can be watched."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Generator
+from typing import Any
+
+import psycopg
+from psycopg import pq
+from psycopg.adapt import Loader
+
+from lockctl import clock
+
+_PG_EPOCH = 946_684_800_000_000
+_TICK = 0.1
+
+
+class Micros(Loader):
+    """A binary timestamp as microseconds since 1970 UTC; a zoneless one is taken as UTC; ±infinity as floats.
+
+    Exact, independent of the session's DateStyle and TimeZone, and without the year limits of `datetime`.
+    """
+
+    format = pq.Format.BINARY
+    _unpack = struct.Struct("!q").unpack
+
+    def load(self, data: Any) -> float:
+        value: int = self._unpack(data)[0]
+        if value == 0x7FFFFFFFFFFFFFFF:
+            return math.inf
+        if value == -0x8000000000000000:
+            return -math.inf
+        return value + _PG_EPOCH
+
+
+class Connection(psycopg.Connection[tuple[Any, ...]]):
+    """psycopg's connection, whose waits call back ten times a second: for deadlines, and to see who blocks us."""
+
+    connect_deadline = clock.NEVER
+    on_wait: Callable[[], None] | None = None
+
+    @classmethod
+    def _connect_gen(cls, conninfo: str = "", **kwargs: Any) -> Generator[Any, Any, Any]:
+        # psycopg rounds connect_timeout up to two seconds; the deadline of a command is exact.
+        def expire() -> None:
+            if cls.connect_deadline.passed:
+                raise psycopg.errors.ConnectionTimeout("connection timeout expired")
+
+        return _ticking(super()._connect_gen(conninfo, **kwargs), expire)
+
+    def wait(self, gen: Any, interval: float = _TICK, timeout: float | None = None) -> Any:
+        if self.on_wait is not None:
+            gen = _ticking(gen, self.on_wait)
+        return super().wait(gen, interval, timeout)
+
+
+def _ticking(gen: Generator[Any, Any, Any], tick: Callable[[], None]) -> Generator[Any, Any, Any]:
+    """`gen`, calling `tick` each time that the wait under it timed out with nothing to read."""
+    state = next(gen, _DONE := object())
+    if state is _DONE:
+        return None
+    try:
+        while True:
+            ready = yield state
+            if not ready:
+                tick()
+            state = gen.send(ready)
+    except StopIteration as stop:
+        return stop.value

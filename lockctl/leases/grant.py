@@ -1,0 +1,132 @@
+"""Acquire so that afterwards the lease is held and somebody knows its token, or nobody has it.
+
+A connection can be cut after the server granted the lease and before its answer arrived; a signal can arrive then too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from lockctl import clock
+from lockctl.db import Database, Session
+from lockctl.errors import Interrupted, LockctlError, UnreachableError
+from lockctl.leases import operations
+from lockctl.leases.operations import LockedTable
+from lockctl.leases.shape import holder_value, key_values
+from lockctl.records import LeaseResult
+
+# Finding out and giving back may take this long after the command's own deadline.
+_CLEANUP_MS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What an acquire asks for; `ttl_ms` in milliseconds."""
+
+    key: tuple[str, ...]
+    holder: str
+    ttl_ms: int
+
+
+def request(table: LockedTable, key: Sequence[str], holder: str | None, ttl_ms: int) -> Request:
+    """A request with its values as the columns store them. Raises UsageError."""
+    owner = operations.new_holder(table.shape) if holder is None else holder_value(table.shape, holder)
+    return Request(key_values(table.shape, key), owner, ttl_ms)
+
+
+def acquire(
+    database: Database, session: Session, table: LockedTable, request: Request, deliver: Callable[[LeaseResult], None]
+) -> LeaseResult:
+    """One attempt whose result is handed to `deliver` (which writes the token).
+
+    When `deliver` raises OSError or a signal arrives, a lease that was granted is given back before the error goes on.
+    When the connection is lost, reconnects and looks whether the lease was granted. Raises UnreachableError when it was
+    not, or when that could not be found out.
+    """
+    sent = clock.now()
+    try:
+        result = _attempt(database, session, table, request, sent)
+        try:
+            deliver(result)
+        except OSError as error:
+            raise _undelivered(error, result, give_back(database, table, request, sent)) from error
+    except Interrupted:
+        give_back(database, table, request, sent)
+        raise
+    return result
+
+
+def _undelivered(error: OSError, result: LeaseResult, given_back: bool) -> LockctlError:
+    written = f"the result could not be written ({error.strerror or error})"
+    if result.lease is None:
+        return LockctlError(written)
+    if given_back:
+        return LockctlError(f"{written}: the lease was given back")
+    return LockctlError(f"{written}, and the lease could not be given back: it lapses by itself")
+
+
+def _attempt(database: Database, session: Session, table: LockedTable, request: Request, sent: float) -> LeaseResult:
+    try:
+        return operations.acquire(session, table, request.key, request.holder, request.ttl_ms)
+    except UnreachableError as lost:
+        if not session.closed:
+            raise  # the server answered: it is read-only
+        try:
+            with _again(database) as fresh:
+                end_former(fresh, database.name)
+                found = operations.granted_since(fresh, table, request.key, request.holder, request.ttl_ms, sent)
+        except LockctlError as error:
+            raise UnreachableError(
+                f"{lost.message}; whether the lease was granted could not be found out ({error.message})",
+                hint=f"if it was, its holder is {request.holder!r} and it lapses by itself",
+            ) from None
+        if found is None:
+            raise UnreachableError(
+                f"{lost.message}; looked again: the lease was not granted", hint="nothing was taken; try again"
+            ) from None
+        return found
+
+
+def give_back(database: Database, table: LockedTable, request: Request, sent: float) -> bool:
+    """Release what an acquire sent at `sent` may have got; True when a row was deleted. Never raises LockctlError."""
+    with suppress(LockctlError), _again(database) as fresh:
+        end_former(fresh, database.name)
+        found = operations.granted_since(fresh, table, request.key, request.holder, request.ttl_ms, sent)
+        if found is not None:
+            return operations.release(fresh, table, request.key, request.holder).outcome == "released"
+    return False
+
+
+def _again(database: Database) -> Session:
+    """A new session with a little time of its own: the command's may be over."""
+    deadline = clock.Deadline.after(_CLEANUP_MS)
+    return replace(
+        database,
+        deadline=deadline,
+        connect_timeout_ms=_CLEANUP_MS,
+        lock_timeout_ms=_CLEANUP_MS,
+        statement_timeout_ms=_CLEANUP_MS,
+    ).connect()
+
+
+def end_former(session: Session, name: str) -> None:
+    """End what still runs in the server for the lost connection, so that it can't be granted anything later.
+
+    Raises UnreachableError when it does not go away.
+    """
+    deadline = clock.Deadline.after(_CLEANUP_MS)
+    while True:
+        rows = session.query(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = left(%s::text, 63) AND pid <> pg_backend_pid()"
+            " AND usename = current_user AND state IS DISTINCT FROM 'idle'",
+            (name,),
+        )
+        if not rows:
+            return
+        if deadline.passed:
+            raise UnreachableError("the lost connection's session is still running in the server")
+        time.sleep(0.02)

@@ -1,0 +1,292 @@
+"""What a lock table really looks like in this database: its columns' types come from the catalog, never from memory.
+
+One query describes any number of tables. A table that is missing or shaped differently is `behind`, and the
+error names the column.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import sql
+
+from lockctl.catalog import LockTable, split_relation
+from lockctl.db import Session
+from lockctl.errors import BehindError, UsageError
+from lockctl.records import TableInfo
+
+_TEXT = {"text", "varchar", "bpchar", "citext"}
+_INTEGER = {"int2": 15, "int4": 31, "int8": 63}
+_WORDS = _TEXT | {"uuid"} | set(_INTEGER)
+_EXPIRY = {"timestamptz", "timestamp", "int8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: `type` is the base type's name, `cast` how SQL names it, `limit` its characters, `precision` its
+    fractional digits of a second."""
+
+    name: str
+    type: str
+    cast: str
+    shown: str
+    limit: int | None
+    precision: int | None
+    nullable: bool
+    has_default: bool
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A lock table as found: where it is, and the columns that its description names."""
+
+    table: LockTable
+    schema: str
+    name: str
+    oid: int
+    columns: Mapping[str, Column]
+
+    @property
+    def relation(self) -> str:
+        """`schema.table`, quoted where SQL needs it."""
+        return f"{quote(self.schema)}.{quote(self.name)}"
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        return sql.Identifier(self.schema, self.name)
+
+    @property
+    def keys(self) -> tuple[Column, ...]:
+        return tuple(self.columns[name] for name in self.table.key)
+
+    @property
+    def holder(self) -> Column:
+        return self.columns[self.table.holder]
+
+    @property
+    def expires(self) -> Column:
+        return self.columns[self.table.expires]
+
+    @property
+    def created(self) -> Column | None:
+        return self.columns[self.table.created] if self.table.created else None
+
+    @property
+    def updated(self) -> Column | None:
+        return self.columns[self.table.updated] if self.table.updated else None
+
+
+def quote(name: str) -> str:
+    """`name` as SQL writes an identifier: quoted only where it must be."""
+    if re.fullmatch(r"[a-z_][a-z0-9_$]*", name):
+        return name
+    return '"' + name.replace('"', '""') + '"'
+
+
+# current_schemas(true) is the search path as it is in force, with pg_temp and pg_catalog.
+_DESCRIBE = """
+SELECT w.ord, c.oid::int8, c.nspname::text, c.relname::text, c.relkind::text, c.uniques,
+       a.attname::text, bt.typname::text, format_type(bt.oid, NULL), format_type(a.atttypid, a.atttypmod),
+       CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END, NOT a.attnotnull,
+       a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '', a.attnum::int
+  FROM unnest(%s::int[], %s::text[], %s::text[]) AS w(ord, schema, name)
+ CROSS JOIN LATERAL (
+       SELECT c.oid, n.nspname, c.relname, c.relkind,
+              (SELECT string_agg(i.indkey::text, ';') FROM pg_index i
+                WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid
+                  AND i.indpred IS NULL AND i.indexprs IS NULL) AS uniques
+         FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE c.relname = w.name::name AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
+          AND CASE WHEN w.schema IS NULL THEN n.nspname = ANY (current_schemas(true)) ELSE n.nspname = w.schema END
+        ORDER BY array_position(current_schemas(true), n.nspname) LIMIT 1) AS c
+  JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+  JOIN pg_type t ON t.oid = a.atttypid
+  JOIN pg_type bt ON bt.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
+ ORDER BY w.ord, a.attnum
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A description of the catalogue and what the database has under that name (`rows` empty: nothing)."""
+
+    table: LockTable
+    rows: Sequence[tuple[Any, ...]]
+
+    @property
+    def present(self) -> bool:
+        return bool(self.rows)
+
+    def shape(self) -> Shape:
+        """The shape, checked. Raises BehindError that names what differs."""
+        first = self.rows[0]
+        columns = {row[6]: _column(row) for row in self.rows}
+        shape = Shape(self.table, first[2], first[3], first[1], columns)
+        _check(shape, kind=first[4], uniques=first[5])
+        return shape
+
+
+def look(session: Session, tables: Sequence[LockTable], schema: str | None) -> list[Found]:
+    """What this database has of `tables`, in one query; `schema` is for those that name none themselves."""
+    names = [split_relation(table.relation) for table in tables]
+    rows = session.query(
+        _DESCRIBE,
+        (list(range(len(tables))), [own or schema for own, _ in names], [name for _, name in names]),
+    )
+    return [Found(table, [row for row in rows if row[0] == number]) for number, table in enumerate(tables)]
+
+
+def describe(session: Session, table: LockTable, schema: str | None) -> Shape:
+    """The checked shape of one table. Raises BehindError when it is missing or differs."""
+    (found,) = look(session, [table], schema)
+    if not found.present:
+        raise _missing(session, table, schema)
+    return found.shape()
+
+
+def infos(session: Session, tables: Sequence[LockTable], schema: str | None) -> list[TableInfo]:
+    """The catalogue as `lockctl tables` lists it."""
+    return [_info(found, schema) for found in look(session, tables, schema)]
+
+
+def _info(found: Found, schema: str | None) -> TableInfo:
+    table = found.table
+    own, name = split_relation(table.relation)
+    where = own or schema
+    relation = f"{quote(where)}.{quote(name)}" if where else quote(name)
+    expiry: str | None = None
+    if found.present:
+        relation = f"{quote(found.rows[0][2])}.{quote(found.rows[0][3])}"
+        expiry = next((row[9] for row in found.rows if row[6] == table.expires), None)
+    return TableInfo(
+        table=table.name,
+        relation=relation,
+        present=found.present,
+        key_columns=table.key,
+        holder_column=table.holder,
+        expiry_column=table.expires,
+        expiry_type=expiry,
+        default_ttl_ms=table.default_ttl_ms,
+        note=table.note,
+    )
+
+
+def _column(row: Sequence[Any]) -> Column:
+    type_, modifier = row[7], row[10]
+    return Column(
+        name=row[6],
+        type=type_,
+        cast=row[8],
+        shown=row[9],
+        limit=modifier - 4 if type_ in ("varchar", "bpchar") and modifier >= 4 else None,
+        precision=modifier if type_ in ("timestamptz", "timestamp") and modifier >= 0 else None,
+        nullable=row[11],
+        has_default=row[12],
+        number=row[13],
+    )
+
+
+def _check(shape: Shape, *, kind: str, uniques: str | None) -> None:
+    table = shape.table
+    if kind != "r":
+        raise BehindError(
+            f"{shape.relation} is not a plain table", hint="views and partitioned tables can't hold leases"
+        )
+    expected = [(name, _WORDS) for name in (*table.key, table.holder)] + [(table.expires, _EXPIRY)]
+    expected += [(name, _EXPIRY) for name in (table.created, table.updated) if name]
+    for name, types in expected:
+        if name not in shape.columns:
+            raise BehindError(
+                f'{shape.relation} has no column "{name}"',
+                hint=f"lockctl.toml can name its columns: [tables.{table.name}]",
+            )
+        if shape.columns[name].type not in types:
+            raise BehindError(
+                f'column "{name}" of {shape.relation} has type {shape.columns[name].shown},'
+                f" which lockctl does not use for it ({', '.join(sorted(types))})"
+            )
+    wanted = {shape.columns[name].number for name in table.key}
+    if not any({int(number) for number in index.split()} == wanted for index in (uniques or "").split(";") if index):
+        names = ", ".join(f'"{name}"' for name in table.key)
+        raise BehindError(f"{shape.relation} has no primary key or unique index on ({names})")
+
+
+def _missing(session: Session, table: LockTable, schema: str | None) -> BehindError:
+    own, name = split_relation(table.relation)
+    where = own or schema
+    elsewhere = [
+        row[0]
+        for row in session.query(
+            "SELECT n.nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE c.relname = %s AND c.relkind IN ('r', 'p') ORDER BY 1",
+            (name,),
+        )
+    ]
+    if elsewhere and own is None:
+        hint = f"there is one in schema {', '.join(elsewhere)}: give --schema"
+    elif table.component:
+        hint = f"`lockctl migrate upgrade {table.component}@head` creates it; `lockctl tables` lists what is there"
+    else:
+        hint = f"check relation in [tables.{table.name}] of lockctl.toml"
+    place = f"schema {where}" if where else "the search path"
+    return BehindError(f"table {quote(name)} does not exist in {place}", hint=hint)
+
+
+def key_words(table: LockTable, words: Iterable[str]) -> tuple[str, ...]:
+    """`words` as a key of `table`. Raises UsageError naming the key columns when the number is wrong."""
+    key = tuple(words)
+    if len(key) != len(table.key):
+        columns = " ".join(f"<{name}>" for name in table.key)
+        raise UsageError(
+            f"{table.name} has {len(table.key)} key column{'s' * (len(table.key) > 1)}, and {len(key)} word"
+            f"{'s were' if len(key) != 1 else ' was'} given",
+            hint=f"write {table.name} {columns} (a word that looks like an option: --key WORD)",
+        )
+    for word in key:
+        check_text(word, "key")
+    return key
+
+
+def check_text(word: str, what: str) -> None:
+    """Raise UsageError for what no text column stores: bytes that are no UTF-8, and NUL."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"the {what} {word!a} is not valid UTF-8") from None
+    if "\0" in word:
+        raise UsageError(f"the {what} contains a NUL character, which PostgreSQL does not store")
+
+
+def key_values(shape: Shape, key: Sequence[str]) -> tuple[str, ...]:
+    """The words of a key as their columns store them. Raises UsageError for a value that a column can't take."""
+    return tuple(_value(word, column, "key") for word, column in zip(key, shape.keys, strict=True))
+
+
+def holder_value(shape: Shape, holder: str) -> str:
+    """A holder as its column stores it. Raises UsageError for a value that the column can't take."""
+    check_text(holder, "holder")
+    return _value(holder, shape.holder, "holder")
+
+
+def _value(word: str, column: Column, what: str) -> str:
+    name = f'column "{column.name}"'
+    if column.limit is not None and len(word) > column.limit:
+        raise UsageError(f"the {what} is {len(word)} characters long, and {name} takes {column.limit}")
+    if column.type == "uuid":
+        try:
+            return str(uuid.UUID(word))
+        except ValueError:
+            raise UsageError(f"the {what} {word!r} is not a UUID, which {name} takes") from None
+    if column.type in _INTEGER:
+        if (
+            not re.fullmatch(r"-?[0-9]{1,19}", word)
+            or not -(2 ** _INTEGER[column.type]) <= int(word) < 2 ** _INTEGER[column.type]
+        ):
+            raise UsageError(f"the {what} {word!r} is not a whole number that {name} ({column.shown}) takes")
+        return str(int(word))
+    return word
