@@ -28,7 +28,8 @@ def run(context: EnvironmentContext) -> None:
             scope = attributes.setdefault(ATTRIBUTE, Scope(None, _schema(context)))
             _offline(context, scope)
         elif "connection" in attributes:
-            attributes.setdefault(ATTRIBUTE, Scope(_session_under(attributes["connection"]), _schema(context)))
+            if ATTRIBUTE not in attributes:
+                attributes[ATTRIBUTE] = Scope(_session_under(attributes["connection"]), _schema(context))
             _online(context, attributes["connection"], attributes[ATTRIBUTE])
         else:
             with _own_connection(_schema(context)) as (connection, scope):

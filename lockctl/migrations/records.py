@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
+from typing import Any
 
 from lockctl.errors import LockctlError
 from lockctl.records import Blocker
@@ -32,12 +33,16 @@ class MigrationResult:
     """
 
     outcome: str
-    from_: tuple[str, ...] = field(metadata={"json": "from"})
+    from_: tuple[str, ...]
     to: tuple[str, ...]
     steps: tuple[str, ...]
     attempts: int
     waited_ms: int
     blockers: tuple[Blocker, ...]
+
+    def named(self) -> dict[str, Any]:
+        """The fields under their names in JSON: `from` is no name that a field of a class could have."""
+        return {each.name.rstrip("_"): getattr(self, each.name) for each in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,9 @@ class Scripts:
         return text
 
     def resolve(self, target: str) -> tuple[str, ...]:
-        """The revisions that `target` names. Raises UsageError."""
+        """The revisions that `target` names. Raises UsageError, also for `base`, which is none."""
+        if target.endswith("base"):
+            raise UsageError(f"{target} names no revision", hint=self.choice())
         with self._plain(target):
             found = self.directory.get_revisions(target)
         return ordered(script.revision for script in found)

@@ -1,0 +1,193 @@
+"""The migrate commands: bring lockctl's own tables into a database, component by component."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from lockctl.cli.context import Invocation, out, tell
+from lockctl.cli.options import Command, duration, maybe_duration, shared_options
+from lockctl.render.escape import escape_human
+
+if TYPE_CHECKING:
+    from lockctl.db import Session
+    from lockctl.migrations.engine import Limits
+    from lockctl.migrations.records import Event, MigrationRun
+
+
+class Group(TyperGroup):
+    """The shared options may stand between `migrate` and the name of its command, too."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs["params"] = [*(kwargs.get("params") or []), *shared_options(hidden=True)]
+        super().__init__(*args, **kwargs)
+
+
+app = typer.Typer(
+    cls=Group,
+    help="Create and change lockctl's own tables, under a lock timeout; tables that are there are adopted.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+LockTimeout = Annotated[
+    str, typer.Option("--lock-timeout", metavar="DUR", help="give up waiting for a lock after this time")
+]
+StatementTimeout = Annotated[
+    str | None, typer.Option("--statement-timeout", metavar="DUR", help="give up a statement after this time (none)")
+]
+TargetUp = Annotated[
+    str | None,
+    typer.Argument(metavar="[TARGET]", help="ffdb@head, n8n@head, plan@head, runs@head, or heads", show_default=False),
+]
+
+
+@app.command(cls=Command)
+def upgrade(
+    ctx: typer.Context,
+    target: TargetUp = None,
+    lock_timeout: LockTimeout = "5s",
+    statement_timeout: StatementTimeout = None,
+) -> None:
+    """Go up to TARGET; without one, to the newest of every component that is installed in this database.
+
+    A table that is there is checked and left as it is. Each revision is one transaction: what was committed before a
+    failure stays, and is in the result. Exit 7: blocked; 8: a table's shape differs, or its owner has to make it.
+    """
+    from lockctl.migrations import operations
+
+    inv = Invocation.of(ctx)
+    limits = _limits(lock_timeout, statement_timeout)
+    session = _writing(inv, limits)
+    run = operations.upgrade(
+        session, target, schema=inv.schema, catalog=inv.catalog, limits=limits, notify=lambda event: _tell(inv, event)
+    )
+    _finish(inv, run, "at the target already")
+
+
+@app.command(cls=Command)
+def downgrade(
+    ctx: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="ffdb@base, ffdb@-1, a revision, or base for all")],
+    lock_timeout: LockTimeout = "5s",
+    statement_timeout: StatementTimeout = None,
+) -> None:
+    """Go down to TARGET: drop what lockctl created, with its rows, and leave what it adopted. Asks first."""
+    from lockctl.migrations import operations
+
+    inv = Invocation.of(ctx)
+    limits = _limits(lock_timeout, statement_timeout)
+    inv.must_be_sure()
+    session = _writing(inv, limits)
+    inv.confirm(f"Go down to {target}, and drop the tables that lockctl created, with their rows?")
+    run = operations.downgrade(
+        session, target, schema=inv.schema, catalog=inv.catalog, limits=limits, notify=lambda event: _tell(inv, event)
+    )
+    _finish(inv, run, "nothing is installed above the target")
+
+
+@app.command(cls=Command)
+def current(ctx: typer.Context) -> None:
+    """The revision of each component that is installed in this database."""
+    from lockctl.migrations import operations
+    from lockctl.migrations.records import Revision
+
+    inv = Invocation.of(ctx)
+    inv.rows(operations.current(_reading(inv), schema=inv.schema), Revision)
+
+
+@app.command(cls=Command)
+def history(ctx: typer.Context) -> None:
+    """Every revision of every component, and which of them this database is at."""
+    from lockctl.migrations import operations
+    from lockctl.migrations.records import Revision
+
+    inv = Invocation.of(ctx)
+    inv.rows(operations.history(_reading(inv), schema=inv.schema), Revision)
+
+
+@app.command(cls=Command)
+def verify(ctx: typer.Context, target: TargetUp = None) -> None:
+    """Is the database at TARGET, by default at the newest of what is installed? Reads only.
+
+    Exit 0: current, and the tables are there in their shape; 8: behind; 9: ahead or diverged.
+    """
+    from lockctl.migrations import operations
+
+    inv = Invocation.of(ctx)
+    found = operations.verify(_reading(inv), target, schema=inv.schema, catalog=inv.catalog)
+    inv.say(escape_human(f"{found.outcome}: {found.detail}" if found.detail else found.outcome))
+    inv.result(found)
+    raise typer.Exit(found.code)
+
+
+@app.command(cls=Command)
+def sql(
+    ctx: typer.Context,
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="[TARGET]", help="as for upgrade, or FROM:TO (heads)", show_default=False),
+    ] = None,
+    lock_timeout: LockTimeout = "5s",
+) -> None:
+    """Print the upgrade as a SQL script, without connecting.
+
+    The script leaves a table that is there as it is, and can't check its shape: run `migrate verify` afterwards.
+    """
+    from lockctl.migrations import operations
+
+    inv = Invocation.of(ctx)
+    script = operations.sql(target, schema=inv.shared.schema, limits=_limits(lock_timeout, None))
+    stream = out()
+    stream.write(script)
+    stream.flush()
+
+
+def _limits(lock_timeout: str, statement_timeout: str | None) -> Limits:
+    from lockctl.migrations.engine import Limits
+
+    return Limits(
+        lock_timeout_ms=duration("--lock-timeout", lock_timeout),
+        statement_timeout_ms=maybe_duration("--statement-timeout", statement_timeout),
+    )
+
+
+def _writing(inv: Invocation, limits: Limits) -> Session:
+    database = inv.database(whole=False)
+    database.lock_timeout_ms = limits.lock_timeout_ms
+    database.statement_timeout_ms = limits.statement_timeout_ms
+    # Not inv.connect: under SQLAlchemy times must come as SQLAlchemy expects them.
+    return inv.stack.enter_context(database.connect(raw_times=False))
+
+
+def _reading(inv: Invocation) -> Session:
+    return inv.connect(inv.database(whole=False), read_only=True)
+
+
+def _tell(inv: Invocation, event: Event) -> None:
+    """An event on standard error as it happens: a sentence, or a JSON object on one line."""
+    if not inv.json:
+        inv.say(escape_human(event.message))
+        return
+    import sys
+
+    from lockctl.render import write_object
+
+    if not inv.shared.quiet:
+        write_object(event, fmt="jsonl", out=sys.stderr)
+        sys.stderr.flush()
+
+
+def _finish(inv: Invocation, run: MigrationRun, nothing: str) -> None:
+    """The result on standard output; then the error that ended the run, where there was one, is raised."""
+    result = run.result
+    if result.outcome == "nothing" and not inv.json:
+        inv.say(f"nothing to do: {nothing}")
+    if run.error is not None and result.steps and not inv.json:
+        tell(f"committed before it, and standing: {', '.join(result.steps)}")
+    inv.result(result.named())
+    if run.error is not None:
+        raise run.error
