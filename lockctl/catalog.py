@@ -7,13 +7,12 @@ Facts about the built-in tables come from their owners' sources and from measure
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from lockctl.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class LockTable:
+class LockTable(NamedTuple):
     """A lock table: where it is, what its columns mean, and how its owner behaves.
 
     `key` names the key columns in the order of the primary key. `created_on_takeover` says that taking over a lapsed
@@ -103,8 +102,7 @@ BUILT_IN: tuple[LockTable, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Catalog:
+class Catalog(NamedTuple):
     """The built-in tables and those of the configuration, by name."""
 
     tables: Mapping[str, LockTable]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 _EPOCH = datetime(1970, 1, 1)
 # CLOCK_MONOTONIC stops while the machine is suspended; a lease does not.
@@ -17,8 +17,7 @@ def now() -> float:
     return time.clock_gettime(_CLOCK)
 
 
-@dataclass(frozen=True, slots=True)
-class Deadline:
+class Deadline(NamedTuple):
     """A moment on `now()` after which waiting must end; None is no deadline."""
 
     at: float | None

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
 
 from lockctl import durations
 from lockctl.catalog import BUILT_IN, Catalog, LockTable, split_relation
@@ -34,16 +33,15 @@ _TABLE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(NamedTuple):
     """What a configuration file says; `path` None is the empty configuration."""
 
     path: Path | None = None
     text: str = ""
     default_profile: str | None = None
-    profiles: Mapping[str, Any] = field(default_factory=dict)
-    catalog: Catalog = field(default_factory=Catalog.of)
-    sources: Mapping[str, Any] = field(default_factory=dict)
+    profiles: Mapping[str, Any] = MappingProxyType({})
+    catalog: Catalog = Catalog.of()
+    sources: Mapping[str, Any] = MappingProxyType({})
 
     def fail(self, message: str, *at: str, hint: str | None = None) -> NoReturn:
         """Raise a UsageError about the value at the path `at`, with its line."""
@@ -79,6 +77,8 @@ def load(explicit: str | None) -> Config:
         raise UsageError(f"there is no configuration file {path}", hint="check --config or LOCKCTL_CONFIG") from None
     except (OSError, UnicodeError) as error:
         raise UsageError(f"can't read the configuration file {path}: {error}") from None
+    import tomllib
+
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -107,7 +107,7 @@ def _check(config: Config, data: dict[str, Any]) -> Config:
         if not isinstance(entry, dict):
             config.fail(f"sources.{name} must be a table", "sources", name)
     tables = [_table(config, name, entry) for name, entry in data.get("tables", {}).items()]
-    return replace(config, default_profile=default, profiles=profiles, catalog=Catalog.of(tables), sources=sources)
+    return config._replace(default_profile=default, profiles=profiles, catalog=Catalog.of(tables), sources=sources)
 
 
 def profile(config: Config, name: str) -> Mapping[str, str]:
@@ -148,7 +148,7 @@ def _table(config: Config, name: str, entry: Any) -> LockTable:
                 config.fail(f"{key}: {error.message}", *at, key, hint=error.hint)
     base = _base(config, name, entry)
     if base is not None:
-        return replace(base, name=name, **values)
+        return base._replace(name=name, **values)
     if missing := [key for key in ("relation", "key", "holder", "expires") if key not in values]:
         config.fail(
             f"table {name!r} lacks {', '.join(missing)}", *at, hint="give them, or like = NAME of a built-in table"
@@ -165,7 +165,7 @@ def _base(config: Config, name: str, entry: Mapping[str, Any]) -> LockTable | No
         config.fail(
             f"like = {like!r} is no built-in table", "tables", name, "like", hint=f"known: {', '.join(built_in)}"
         )
-    return replace(built_in[like], component=None) if "relation" in entry else built_in[like]
+    return built_in[like]._replace(component=None) if "relation" in entry else built_in[like]
 
 
 def _check_value(config: Config, name: str, key: str, value: Any) -> None:
@@ -189,6 +189,8 @@ def _check_value(config: Config, name: str, key: str, value: Any) -> None:
 
 def line_of(text: str, at: tuple[str, ...]) -> int:
     """The line on which the value at the path `at` stands: where the path first exists for the parser."""
+    import tomllib
+
     lines = text.splitlines()
     for count in range(1, len(lines) + 1):
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from lockctl.config import Config, profile
 from lockctl.errors import UsageError
@@ -18,8 +18,7 @@ EMBEDDED = "embedded:"
 _PG_WHERE = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """The chosen database: a libpq string (or `embedded:`), what chose it, and a schema of the profile's."""
 
     dsn: str

@@ -6,8 +6,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import typer
@@ -15,7 +16,6 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from lockctl import __version__
-from lockctl.cli import changing, reading, sweeping
 from lockctl.cli.context import tell
 from lockctl.cli.options import Command, Root, Shared, wants_json
 from lockctl.errors import Interrupted, LockctlError, UsageError
@@ -28,20 +28,22 @@ lockctl.toml, or by libpq's PG* variables, in this order. Exit codes: 0 ok, 1 er
 """
 
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "tables": reading.tables,
-    "inspect": reading.inspect,
-    "check": reading.check,
-    "acquire": changing.acquire,
-    "extend": changing.extend,
-    "release": changing.release,
-    "force-expire": changing.force_expire,
-    "sweep": sweeping.sweep,
+COMMANDS = {
+    "tables": "reading:tables",
+    "inspect": "reading:inspect",
+    "check": "reading:check",
+    "acquire": "changing:acquire",
+    "extend": "changing:extend",
+    "release": "changing:release",
+    "force-expire": "changing:force_expire",
+    "sweep": "sweeping:sweep",
+    "migrate": "migrate:app",
 }
+"""Where each command is: a module of this package, and in it a function or, for a group, a Typer app."""
 
 
-def build() -> TyperGroup:
-    """The whole command tree."""
+def build(argv: Sequence[str] | None = None) -> TyperGroup:
+    """The command tree; for a command line only the commands whose names occur in it, since each costs its imports."""
     app = typer.Typer(
         name="lockctl",
         cls=Root,
@@ -58,14 +60,14 @@ def build() -> TyperGroup:
     ) -> None:
         pass
 
-    for name, command in COMMANDS.items():
-        app.command(name, cls=getattr(command, "command_class", Command))(command)
-    try:
-        from lockctl.cli import migrate
-
-        app.add_typer(migrate.app, name="migrate")
-    except ImportError:
-        pass
+    named = [name for name in COMMANDS if argv is not None and name in argv]
+    for name in named or COMMANDS:
+        module, _, attribute = COMMANDS[name].partition(":")
+        found = getattr(import_module(f"lockctl.cli.{module}"), attribute)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name, cls=getattr(found, "command_class", Command))(found)
     group = get_command(app)
     assert isinstance(group, TyperGroup)
     return group
@@ -99,7 +101,7 @@ def run(argv: list[str]) -> int:
 
 
 def _invoke(argv: list[str], shared: Shared) -> int:
-    group = build()
+    group = build(argv)
     try:
         with group.make_context("lockctl", list(argv), obj=shared) as ctx:
             group.invoke(ctx)

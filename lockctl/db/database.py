@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -41,7 +40,7 @@ class Database:
         if not self.name:
             # The process comes first: PostgreSQL cuts the name at 63 bytes, and a host name is the longest part.
             host = socket.gethostname().encode("ascii", "replace").decode()[:20]
-            self.name = f"lockctl {self.command} {os.getpid()}.{secrets.token_hex(3)}@{host}"
+            self.name = f"lockctl {self.command} {os.getpid()}.{os.urandom(3).hex()}@{host}"
 
     def settings(self, *, read_only: bool) -> dict[str, str]:
         """The server's settings of every session, by name."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -19,14 +18,14 @@ from lockctl import clock, durations
 from lockctl.db import failures
 from lockctl.db.connection import Connection
 from lockctl.errors import BlockedError, DeniedError, LockctlError, UnreachableError
-from lockctl.records import Blocker
 
 if TYPE_CHECKING:
     from lockctl.db.database import Database
+    from lockctl.records import Blocker
 
 Query = sql.Composable | str
 Params = Sequence[Any] | Mapping[str, Any] | None
-Sampler = Callable[["Session", int], list[Blocker]]
+Sampler = Callable[["Session", int], "list[Blocker]"]
 
 MARK = "lockctl.session"
 _FIRST_SAMPLE = 0.2
@@ -34,8 +33,7 @@ _NEXT_SAMPLE = 0.5
 _CANCEL_GRACE = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(NamedTuple):
     """The privileges that a statement needs on a table, to name the missing one when the server refuses."""
 
     relation: str

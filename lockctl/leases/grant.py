@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from lockctl import clock
 from lockctl.db import Database, Session
@@ -22,8 +23,7 @@ from lockctl.records import LeaseResult
 _CLEANUP_MS = 5_000
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """What an acquire asks for; `ttl_ms` in milliseconds."""
 
     key: tuple[str, ...]

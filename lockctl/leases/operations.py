@@ -6,11 +6,9 @@ Operations take the session first, return records, and print, ask and exit nothi
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from psycopg.sql import Composable
 
@@ -28,8 +26,7 @@ _TRIES = 10
 _STALE_MS = 10
 
 
-@dataclass(frozen=True, slots=True)
-class LockedTable:
+class LockedTable(NamedTuple):
     """A table's shape with its statements; what every operation works on."""
 
     shape: Shape
@@ -49,7 +46,7 @@ def new_holder(shape: Shape) -> str:
         import uuid
 
         return str(uuid.uuid4())
-    unique = secrets.token_hex(8)
+    unique = os.urandom(8).hex()
     name = f"lockctl:{socket.gethostname()}:{os.getpid()}:{unique}"
     limit = shape.holder.limit
     return name if limit is None or len(name) <= limit else unique[:limit]

@@ -9,15 +9,16 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psycopg import sql
 
 from lockctl.catalog import LockTable, split_relation
 from lockctl.db import Session
 from lockctl.errors import BehindError, UsageError
-from lockctl.records import TableInfo
+
+if TYPE_CHECKING:
+    from lockctl.records import TableInfo
 
 _TEXT = {"text", "varchar", "bpchar", "citext"}
 _INTEGER = {"int2": 15, "int4": 31, "int8": 63}
@@ -25,8 +26,7 @@ _WORDS = _TEXT | {"uuid"} | set(_INTEGER)
 _EXPIRY = {"timestamptz", "timestamp", "int8"}
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(NamedTuple):
     """A column: `type` is the base type's name, `cast` how SQL names it, `limit` its characters, `precision` its
     fractional digits of a second."""
 
@@ -41,8 +41,7 @@ class Column:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """A lock table as found: where it is, and the columns that its description names."""
 
     table: LockTable
@@ -111,8 +110,7 @@ SELECT w.ord, c.oid::int8, c.nspname::text, c.relname::text, c.relkind::text, c.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """A description of the catalogue and what the database has under that name (`rows` empty: nothing)."""
 
     table: LockTable
@@ -155,6 +153,8 @@ def infos(session: Session, tables: Sequence[LockTable], schema: str | None) -> 
 
 
 def _info(found: Found, schema: str | None) -> TableInfo:
+    from lockctl.records import TableInfo
+
     table = found.table
     own, name = split_relation(table.relation)
     where = own or schema

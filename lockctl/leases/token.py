@@ -9,15 +9,14 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from lockctl.errors import UsageError
 
 _PREFIX = "lease1_"
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(NamedTuple):
     """A lease that somebody acquired: `ttl_ms` is what it was acquired for, the default of its next extend."""
 
     table: str
