@@ -11,9 +11,10 @@ from psycopg.sql import SQL, Composable, Identifier
 
 from lockctl.clock import utc_text
 from lockctl.db import Session
+from lockctl.db.relations import Column
 from lockctl.errors import UsageError
 from lockctl.leases.operations import LockedTable
-from lockctl.leases.shape import Column, holder_value, key_values
+from lockctl.leases.shape import holder_value, key_values
 from lockctl.leases.statements import micros
 from lockctl.records import LockRow, Summary
 

@@ -9,36 +9,17 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg import sql
 
 from lockctl.catalog import LockTable, split_relation
-from lockctl.db import Session
+from lockctl.db import Session, relations
+from lockctl.db.relations import INTEGER, TIMES, WORDS, Column, Relation, quote
 from lockctl.errors import BehindError, UsageError
 
 if TYPE_CHECKING:
     from lockctl.records import TableInfo
-
-_TEXT = {"text", "varchar", "bpchar", "citext"}
-_INTEGER = {"int2": 15, "int4": 31, "int8": 63}
-_WORDS = _TEXT | {"uuid"} | set(_INTEGER)
-_EXPIRY = {"timestamptz", "timestamp", "int8"}
-
-
-class Column(NamedTuple):
-    """A column: `type` is the base type's name, `cast` how SQL names it, `limit` its characters, `precision` its
-    fractional digits of a second."""
-
-    name: str
-    type: str
-    cast: str
-    shown: str
-    limit: int | None
-    precision: int | None
-    nullable: bool
-    has_default: bool
-    number: int
 
 
 class Shape(NamedTuple):
@@ -80,63 +61,30 @@ class Shape(NamedTuple):
         return self.columns[self.table.updated] if self.table.updated else None
 
 
-def quote(name: str) -> str:
-    """`name` as SQL writes an identifier: quoted only where it must be."""
-    if re.fullmatch(r"[a-z_][a-z0-9_$]*", name):
-        return name
-    return '"' + name.replace('"', '""') + '"'
-
-
-# current_schemas(true) is the search path as it is in force, with pg_temp and pg_catalog.
-_DESCRIBE = """
-SELECT w.ord, c.oid::int8, c.nspname::text, c.relname::text, c.relkind::text, c.uniques,
-       a.attname::text, bt.typname::text, format_type(bt.oid, NULL), format_type(a.atttypid, a.atttypmod),
-       CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END, NOT a.attnotnull,
-       a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '', a.attnum::int
-  FROM unnest(%s::int[], %s::text[], %s::text[]) AS w(ord, schema, name)
- CROSS JOIN LATERAL (
-       SELECT c.oid, n.nspname, c.relname, c.relkind,
-              (SELECT string_agg(i.indkey::text, ';') FROM pg_index i
-                WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid
-                  AND i.indpred IS NULL AND i.indexprs IS NULL) AS uniques
-         FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE c.relname = w.name::name AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
-          AND CASE WHEN w.schema IS NULL THEN n.nspname = ANY (current_schemas(true)) ELSE n.nspname = w.schema END
-        ORDER BY array_position(current_schemas(true), n.nspname) LIMIT 1) AS c
-  JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-  JOIN pg_type t ON t.oid = a.atttypid
-  JOIN pg_type bt ON bt.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
- ORDER BY w.ord, a.attnum
-"""
-
-
 class Found(NamedTuple):
-    """A description of the catalogue and what the database has under that name (`rows` empty: nothing)."""
+    """A description of the catalogue and what the database has under that name (None: nothing)."""
 
     table: LockTable
-    rows: Sequence[tuple[Any, ...]]
+    relation: Relation | None
 
     @property
     def present(self) -> bool:
-        return bool(self.rows)
+        return self.relation is not None
 
     def shape(self) -> Shape:
-        """The shape, checked. Raises BehindError that names what differs."""
-        first = self.rows[0]
-        columns = {row[6]: _column(row) for row in self.rows}
-        shape = Shape(self.table, first[2], first[3], first[1], columns)
-        _check(shape, kind=first[4], uniques=first[5])
+        """The shape of a table that is there, checked. Raises BehindError that names what differs."""
+        assert self.relation is not None
+        schema, name, oid, kind, uniques, columns = self.relation
+        shape = Shape(self.table, schema, name, oid, columns)
+        _check(shape, kind, uniques)
         return shape
 
 
 def look(session: Session, tables: Sequence[LockTable], schema: str | None) -> list[Found]:
     """What this database has of `tables`, in one query; `schema` is for those that name none themselves."""
     names = [split_relation(table.relation) for table in tables]
-    rows = session.query(
-        _DESCRIBE,
-        (list(range(len(tables))), [own or schema for own, _ in names], [name for _, name in names]),
-    )
-    return [Found(table, [row for row in rows if row[0] == number]) for number, table in enumerate(tables)]
+    found = relations.look(session, [(own or schema, name) for own, name in names])
+    return [Found(table, relation) for table, relation in zip(tables, found, strict=True)]
 
 
 def describe(session: Session, table: LockTable, schema: str | None) -> Shape:
@@ -160,9 +108,10 @@ def _info(found: Found, schema: str | None) -> TableInfo:
     where = own or schema
     relation = f"{quote(where)}.{quote(name)}" if where else quote(name)
     expiry: str | None = None
-    if found.present:
-        relation = f"{quote(found.rows[0][2])}.{quote(found.rows[0][3])}"
-        expiry = next((row[9] for row in found.rows if row[6] == table.expires), None)
+    if found.relation is not None:
+        relation = found.relation.shown
+        column = found.relation.columns.get(table.expires)
+        expiry = column.shown if column else None
     return TableInfo(
         table=table.name,
         relation=relation,
@@ -176,29 +125,14 @@ def _info(found: Found, schema: str | None) -> TableInfo:
     )
 
 
-def _column(row: Sequence[Any]) -> Column:
-    type_, modifier = row[7], row[10]
-    return Column(
-        name=row[6],
-        type=type_,
-        cast=row[8],
-        shown=row[9],
-        limit=modifier - 4 if type_ in ("varchar", "bpchar") and modifier >= 4 else None,
-        precision=modifier if type_ in ("timestamptz", "timestamp") and modifier >= 0 else None,
-        nullable=row[11],
-        has_default=row[12],
-        number=row[13],
-    )
-
-
-def _check(shape: Shape, *, kind: str, uniques: str | None) -> None:
+def _check(shape: Shape, kind: str, uniques: Iterable[frozenset[int]]) -> None:
     table = shape.table
     if kind != "r":
         raise BehindError(
             f"{shape.relation} is not a plain table", hint="views and partitioned tables can't hold leases"
         )
-    expected = [(name, _WORDS) for name in (*table.key, table.holder)] + [(table.expires, _EXPIRY)]
-    expected += [(name, _EXPIRY) for name in (table.created, table.updated) if name]
+    expected = [(name, WORDS) for name in (*table.key, table.holder)] + [(table.expires, TIMES)]
+    expected += [(name, TIMES) for name in (table.created, table.updated) if name]
     for name, types in expected:
         if name not in shape.columns:
             raise BehindError(
@@ -210,8 +144,8 @@ def _check(shape: Shape, *, kind: str, uniques: str | None) -> None:
                 f'column "{name}" of {shape.relation} has type {shape.columns[name].shown},'
                 f" which lockctl does not use for it ({', '.join(sorted(types))})"
             )
-    wanted = {shape.columns[name].number for name in table.key}
-    if not any({int(number) for number in index.split()} == wanted for index in (uniques or "").split(";") if index):
+    wanted = frozenset(shape.columns[name].number for name in table.key)
+    if wanted not in uniques:
         names = ", ".join(f'"{name}"' for name in table.key)
         raise BehindError(f"{shape.relation} has no primary key or unique index on ({names})")
 
@@ -282,10 +216,10 @@ def _value(word: str, column: Column, what: str) -> str:
             return str(uuid.UUID(word))
         except ValueError:
             raise UsageError(f"the {what} {word!r} is not a UUID, which {name} takes") from None
-    if column.type in _INTEGER:
+    if column.type in INTEGER:
         if (
             not re.fullmatch(r"-?[0-9]{1,19}", word)
-            or not -(2 ** _INTEGER[column.type]) <= int(word) < 2 ** _INTEGER[column.type]
+            or not -(2 ** INTEGER[column.type]) <= int(word) < 2 ** INTEGER[column.type]
         ):
             raise UsageError(f"the {what} {word!r} is not a whole number that {name} ({column.shown}) takes")
         return str(int(word))

@@ -16,7 +16,8 @@ from psycopg import sql
 from psycopg.sql import SQL, Composable, Identifier, Placeholder
 
 from lockctl.clock import utc_text
-from lockctl.leases.shape import Column, Shape
+from lockctl.db.relations import Column
+from lockctl.leases.shape import Shape
 from lockctl.records import LockRow
 
 _MINUS_INFINITY = -62_135_596_800_000_000  # the year 1: what `-infinity` is shown as

@@ -13,6 +13,7 @@ from psycopg import sql
 
 from lockctl.catalog import BUILT_IN, Catalog, LockTable
 from lockctl.db import Session
+from lockctl.db.relations import quote
 from lockctl.errors import BehindError
 from lockctl.leases import shape
 from lockctl.migrations import bookkeeping, offline
@@ -104,7 +105,7 @@ class Found:
 
     @property
     def shown(self) -> str:
-        return f"{shape.quote(self.schema)}.{shape.quote(self.name)}"
+        return f"{quote(self.schema)}.{quote(self.name)}"
 
 
 _FIND = """
@@ -158,14 +159,14 @@ def _entry(catalog: Catalog, name: str) -> LockTable:
 def _create(scope: Scope, session: Session, table: Table, revision: str) -> None:
     if table.owner is not None and (owner := find(session, table.owner, table.schema or scope.schema)):
         raise BehindError(
-            f"{owner.shown} is there without {shape.quote(table.name)}, which its owner creates", hint=table.owner_hint
+            f"{owner.shown} is there without {quote(table.name)}, which its owner creates", hint=table.owner_hint
         )
     if table.schema is not None:
         _create_schema(scope, session, table.schema, revision)
     schema = table.schema or bookkeeping.creation_schema(session, scope.schema)
     for statement in offline.statements(table, sql.Identifier(schema, table.name), revision):
         session.query(statement)
-    scope.notify(Event("created", f"{shape.quote(schema)}.{shape.quote(table.name)} created", revision))
+    scope.notify(Event("created", f"{quote(schema)}.{quote(table.name)} created", revision))
 
 
 def _create_schema(scope: Scope, session: Session, schema: str, revision: str) -> None:
@@ -173,7 +174,7 @@ def _create_schema(scope: Scope, session: Session, schema: str, revision: str) -
         return
     for statement in offline.schema_statements(schema, revision):
         session.query(statement)
-    scope.notify(Event("created", f"schema {shape.quote(schema)} created", revision))
+    scope.notify(Event("created", f"schema {quote(schema)} created", revision))
 
 
 def _drop_schema(scope: Scope, session: Session, schema: str, revision: str) -> None:
@@ -186,10 +187,10 @@ def _drop_schema(scope: Scope, session: Session, schema: str, revision: str) -> 
     if not rows or not bookkeeping.marked(rows[0][0]):
         return
     if rows[0][1]:
-        scope.notify(Event("left", f"schema {shape.quote(schema)} holds other objects: left as it is", revision))
+        scope.notify(Event("left", f"schema {quote(schema)} holds other objects: left as it is", revision))
         return
     session.query(sql.SQL("DROP SCHEMA {}").format(sql.Identifier(schema)))
-    scope.notify(Event("dropped", f"schema {shape.quote(schema)} dropped", revision))
+    scope.notify(Event("dropped", f"schema {quote(schema)} dropped", revision))
 
 
 def _scope() -> Scope:
