@@ -38,6 +38,7 @@ COMMANDS = {
     "force-expire": "changing:force_expire",
     "sweep": "sweeping:sweep",
     "migrate": "migrate:app",
+    "demo": "demo:demo",
 }
 """Where each command is: a module of this package, and in it a function or, for a group, a Typer app."""
 

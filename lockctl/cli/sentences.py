@@ -34,6 +34,13 @@ def until(row: LockRow) -> str:
     return f"for another {durations.show(row.remaining_ms)} (until {row.expires_at})"
 
 
+def had(row: LockRow) -> str:
+    """What was true of a row that was changed: `held it for another 4m59s`, or `had let it lapse 3s ago`."""
+    if row.remaining_ms is not None and row.remaining_ms < 0:
+        return f"had let it lapse {durations.show(-row.remaining_ms)} ago"
+    return f"held it {until(row)}"
+
+
 def sentence(verb: str, text: str, result: LeaseResult) -> str:
     """The result of `verb` on the lease called `text`, for people."""
     lock, previous = result.lock, result.previous
@@ -44,14 +51,14 @@ def sentence(verb: str, text: str, result: LeaseResult) -> str:
     if result.outcome == "extended" and lock is not None:
         return f"extended {text}: held {until(lock)}"
     if result.outcome == "released" and previous is not None:
-        return f"released {text}, which {holder_of(previous)} held ({until(previous)}){renewed}"
+        return f"released {text}: {holder_of(previous)} {had(previous)}{renewed}"
     if result.outcome == "expired" and previous is not None:
-        return f"{text} has lapsed now; {holder_of(previous)} held it {until(previous)}{renewed}"
+        return f"{text} has lapsed now: {holder_of(previous)} {had(previous)}{renewed}"
     if result.outcome == "held" and lock is not None:
-        state = "is held by" if lock.live else "has lapsed, and its row belongs to"
-        return f"{text} {state} {holder_of(lock)} {until(lock)}" + (
-            "" if verb in ("acquire", "check") else "; nothing was changed"
-        )
+        unchanged = "" if verb in ("acquire", "check") else "; nothing was changed"
+        if not lock.live:
+            return f"the row of {text} belongs to {holder_of(lock)}, whose lease {until(lock)}{unchanged}"
+        return f"{text} is held by {holder_of(lock)} {until(lock)}{unchanged}"
     if lock is not None and lock.state == "lapsed":
         return f"{text} is not held: the lease of {holder_of(lock)} {until(lock)}"
     return f"{text} is free" if verb in ("release", "check") else f"{text} is not held: there is no row"
