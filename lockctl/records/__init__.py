@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lockctl.records.listings import Summary, SweepResult, TableInfo
     from lockctl.records.sessions import Blocker
 
-__all__ = ["Blocker", "LeaseResult", "LockRow", "Summary", "SweepResult", "TableInfo", "to_json"]
+__all__ = ["Blocker", "LeaseResult", "LockRow", "Summary", "SweepResult", "TableInfo", "shown", "to_json"]
 
 _MODULES = {
     "LeaseResult": "leases",
@@ -33,10 +33,15 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"lockctl.records.{_MODULES[name]}"), name)
 
 
+def shown(field: str) -> str:
+    """The name of a field in every output: `class_` and the like are `class`, which Python keeps for itself."""
+    return field.removesuffix("_")
+
+
 def to_json(value: Any) -> Any:
     """`value` as what a JSON encoder takes: records become objects with their fields in order."""
     if hasattr(value, "__dataclass_fields__"):
-        return {name: to_json(getattr(value, name)) for name in value.__dataclass_fields__}
+        return {shown(name): to_json(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, (tuple, list)):
         return [to_json(item) for item in value]
     if isinstance(value, dict):

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any, TextIO
 
 from lockctl.errors import UsageError
+from lockctl.records import shown
 from lockctl.render.escape import escape_human, escape_tsv
 
 __all__ = ["OWN_FORMATS", "STREAMED", "check_format", "escape_human", "escape_tsv", "write_object", "write_rows"]
@@ -53,11 +54,12 @@ def write_rows(
     `table`. Errors of the source and of the stream go to the caller: BrokenPipeError when the reader has gone.
     """
     values = _getter(fields)
+    names = [shown(field) for field in fields]
     if fmt in ("json", "jsonl"):
         from lockctl.render.structured import write_structured
 
-        return write_structured(rows, fields, values, array=fmt == "json", out=out)
-    return _write_values(map(values, rows), fields, fmt=fmt, out=out, header=header, color=color, width=width)
+        return write_structured(rows, names, values, array=fmt == "json", out=out)
+    return _write_values(map(values, rows), names, fmt=fmt, out=out, header=header, color=color, width=width)
 
 
 def write_object(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from lockctl.records import LeaseResult
+from lockctl.records import LeaseResult, shown
 
 _LOCK_FIELDS = ("key", "holder", "state", "expires_at", "remaining_ms")
 
@@ -25,4 +25,4 @@ def flatten(record: Any) -> tuple[Sequence[str], tuple[Any, ...]]:
     if isinstance(record, dict):
         return tuple(record), tuple(record.values())
     names = tuple(field.name for field in fields(record))
-    return names, tuple(getattr(record, name) for name in names)
+    return tuple(map(shown, names)), tuple(getattr(record, name) for name in names)
