@@ -36,6 +36,8 @@ def connection(session: Session, limits: Limits) -> Iterator[sqlalchemy.Connecti
 
     def begin(_connection: Any) -> None:
         limit(session, limits)
+        # A query of the session's own inside must not bring the session's settings back (see Session.query).
+        session._in_transaction = True
 
     def statement(*_args: Any) -> None:
         session._begin_statement()
@@ -48,6 +50,7 @@ def connection(session: Session, limits: Limits) -> Iterator[sqlalchemy.Connecti
             yield bound
     finally:
         # The engine is not disposed of: that would close the session's connection.
+        session._in_transaction = False
         with suppress(psycopg.Error):
             session.conn.rollback()
             session.conn.autocommit = True

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from lockctl import durations
+from lockctl.activity import blockers
 from lockctl.db import Database, Session
 from lockctl.errors import LockctlError
 from lockctl.migrations import bookkeeping, bridge
@@ -24,15 +28,16 @@ def run(context: EnvironmentContext) -> None:
 
     attributes = context.config.attributes
     try:
+        schema = _option(context, "schema")
         if context.is_offline_mode():
-            scope = attributes.setdefault(ATTRIBUTE, Scope(None, _schema(context)))
+            scope = attributes.setdefault(ATTRIBUTE, Scope(None, schema, limits=_limits(context)))
             _offline(context, scope)
         elif "connection" in attributes:
             if ATTRIBUTE not in attributes:
-                attributes[ATTRIBUTE] = Scope(_session_under(attributes["connection"]), _schema(context))
+                attributes[ATTRIBUTE] = Scope(_session_under(attributes["connection"]), schema)
             _online(context, attributes["connection"], attributes[ATTRIBUTE])
         else:
-            with _own_connection(_schema(context)) as (connection, scope):
+            with _own_connection(schema, _limits(context)) as (connection, scope):
                 attributes[ATTRIBUTE] = scope
                 _online(context, connection, scope)
     except LockctlError as error:
@@ -44,15 +49,17 @@ def run(context: EnvironmentContext) -> None:
 def _online(context: EnvironmentContext, connection: Connection, scope: Scope) -> None:
     assert scope.session is not None
     book = bookkeeping.locate(scope.session, scope.schema)
-    if not scope.session.conn.autocommit:
-        # The look above opened a transaction, and alembic must find the connection outside of one.
+    if not (scope.session.conn.autocommit or connection.in_transaction()):
+        # The look above opened a transaction that SQLAlchemy knows nothing of.
         scope.session.conn.rollback()
     _configure(context, book.schema, connection=connection)
     _migrate(context)
 
 
 def _offline(context: EnvironmentContext, scope: Scope) -> None:
-    _configure(context, scope.schema, dialect_name="postgresql", literal_binds=True)
+    # With named parameters a percent sign in an identifier is printed as it is.
+    dialect = {"dialect_name": "postgresql", "dialect_opts": {"paramstyle": "named"}}
+    _configure(context, scope.schema, literal_binds=True, **dialect)
     impl = context.get_context().impl
     begin = impl.emit_begin
 
@@ -75,23 +82,31 @@ def _migrate(context: EnvironmentContext) -> None:
         context.run_migrations()
 
 
-def _schema(context: EnvironmentContext) -> str | None:
-    """`alembic -x schema=NAME` stands for --schema."""
-    arguments = context.get_x_argument(as_dictionary=True)
-    value = arguments.get("schema")
+def _option(context: EnvironmentContext, name: str) -> str | None:
+    """`alembic -x schema=NAME` and `-x lock-timeout=DUR` stand for the options of lockctl."""
+    value = context.get_x_argument(as_dictionary=True).get(name)
     return value if isinstance(value, str) else None
 
 
-@contextmanager
-def _own_connection(schema: str | None) -> Iterator[tuple[Connection, Scope]]:
-    """A connection for plain alembic, to the database that the environment and the configuration choose."""
-    from lockctl import config, settings
+def _limits(context: EnvironmentContext) -> Limits:
+    text = _option(context, "lock-timeout")
+    return Limits() if text is None else Limits(lock_timeout_ms=durations.parse(text))
 
-    chosen = config.load(None)
+
+@contextmanager
+def _own_connection(schema: str | None, limits: Limits) -> Iterator[tuple[Connection, Scope]]:
+    """A connection for plain alembic, to the database that the environment and the configuration choose."""
+    from lockctl import config, embedded, settings
+
+    chosen = config.load(os.environ.get("LOCKCTL_CONFIG") or None)
     target = settings.choose(chosen, dsn=None, embedded=False, profile_name=None)
-    limits = Limits()
-    database = Database(target.dsn, target.source, "alembic", lock_timeout_ms=limits.lock_timeout_ms)
-    with database.connect(raw_times=False) as session, bridge.connection(session, limits) as connection:
+    with ExitStack() as stack:
+        dsn = stack.enter_context(embedded.start()).conninfo if target.embedded else target.dsn
+        database = Database(
+            dsn, target.source, "alembic", lock_timeout_ms=limits.lock_timeout_ms, sampler=blockers.sample
+        )
+        session = stack.enter_context(database.connect(raw_times=False))
+        connection = stack.enter_context(bridge.connection(session, limits))
         yield connection, Scope(session, schema or target.schema, chosen.catalog, limits, _say)
 
 
@@ -102,6 +117,4 @@ def _session_under(connection: Connection) -> Session:
 
 
 def _say(event: Event) -> None:
-    import sys
-
     print(f"lockctl: {event.message}", file=sys.stderr)

@@ -123,7 +123,7 @@ def sql(target: str | None = None, *, schema: str | None = None, limits: Limits 
     scripts.config.attributes[tables.ATTRIBUTE] = tables.Scope(None, schema, limits=limits or Limits())
     _environment(scripts, lambda _found, _context: steps, as_sql=True, starting_rev=start or None)
     # The version table may be there with other components in it.
-    made = re.compile(rf"^CREATE TABLE (?=\S*{bookkeeping.VERSION_TABLE} \()", re.MULTILINE)
+    made = re.compile(rf"^CREATE TABLE (?=.*{bookkeeping.VERSION_TABLE} \()", re.MULTILINE)
     return made.sub("CREATE TABLE IF NOT EXISTS ", buffer.getvalue())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from lockctl.errors import LockctlError
 from lockctl.migrations import location
 from tests.support import tables as real
-from tests.support.cli import clean_env, on_terminal, run_lockctl
+from tests.support.cli import clean_env, on_terminal, popen_lockctl, run_lockctl
+from tests.support.waiting import until, wait_until_waiting
 
 Conn = psycopg.Connection[Any]
 TOP = Path(__file__).parents[2]
@@ -127,6 +129,21 @@ def test_blocked_is_a_result_and_an_error_that_names_the_blocker(dsn: str) -> No
     assert "forgotten psql" in error["message"]
 
 
+def test_an_interrupted_migration_leaves_nobody_waiting(dsn: str, conn: Conn) -> None:
+    with psycopg.connect(dsn) as idle:
+        idle.execute("SELECT count(*) FROM verrou")
+        words = ("migrate", "downgrade", "plan@base", "-y", "--lock-timeout", "1m")
+        with popen_lockctl(*words, dsn=dsn) as process:
+            wait_until_waiting(conn, "lockctl migrate%")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 143
+            assert process.stderr is not None
+            assert b"Traceback" not in process.stderr.read()
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'lockctl migrate%'"
+        until(lambda: conn.execute(waiting).fetchone() == (0,), what="the end of the session")
+    assert run_lockctl("migrate", "verify", dsn=dsn).returncode == 0
+
+
 def test_agents_without_the_lock_table_is_behind_with_the_hint(empty_dsn: str, empty: Conn) -> None:
     empty.execute("CREATE TABLE agents (id varchar(36) PRIMARY KEY)")
     done = run_lockctl("migrate", "upgrade", "n8n@head", dsn=empty_dsn)
@@ -161,6 +178,8 @@ def test_sql_needs_no_database_and_makes_everything(empty: Conn, empty_dsn: str)
         empty.execute("DELETE FROM lockctl_alembic_version WHERE version_num = 'plan_0001'")
     with empty.cursor() as cursor:
         cursor.execute(done.stdout)
+    nothing = run_lockctl("migrate", "sql", "ffdb_0001:ffdb@head", env=nowhere)
+    assert (nothing.returncode, nothing.stdout.strip()) == (0, "")
     assert run_lockctl("migrate", "verify", "heads", dsn=empty_dsn).returncode == 0
 
 
@@ -220,10 +239,12 @@ def test_plain_alembic_says_in_one_line_what_is_wrong(empty_dsn: str, empty: Con
 
 def test_plain_alembic_waits_no_longer_than_the_lock_timeout(dsn: str) -> None:
     with psycopg.connect(make_conninfo(dsn)) as idle:
+        pid = idle.info.backend_pid
         idle.execute("SELECT count(*) FROM verrou")
-        done = alembic("downgrade", "plan@base", dsn=dsn)
+        done = alembic("-x", "lock-timeout=700ms", "downgrade", "plan@base", dsn=dsn)
     assert done.returncode != 0
     assert "lock timeout" in done.stdout + done.stderr
+    assert f"pid {pid}" in done.stdout + done.stderr
 
 
 # -- where the scripts are -------------------------------------------------------------------------------------------

@@ -168,6 +168,11 @@ def test_a_schema_that_holds_something_else_by_now_is_left(empty_dsn: str, empty
 def test_the_printed_script_decides_as_the_command_does(empty_dsn: str, empty: Conn, mine: bool) -> None:
     if mine:
         real.fireflow(empty)
+    empty.execute('CREATE SCHEMA "My Locks%"')
+    for _ in range(2):
+        with empty.cursor() as cursor:
+            cursor.execute(operations.sql("ffdb", schema="My Locks%"))
+        empty.execute('DELETE FROM "My Locks%".lockctl_alembic_version')
     script = operations.sql("heads")
     assert script.count("SET LOCAL lock_timeout = '5000ms';") == 4
     with empty.cursor() as cursor:

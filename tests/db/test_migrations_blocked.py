@@ -82,6 +82,15 @@ def test_the_limits_are_local_to_each_transaction_and_read_back(dsn: str) -> Non
         assert session.one("SHOW lock_timeout") == ("0",)
 
 
+def test_through_a_pooler_the_limits_hold_beside_queries_of_the_session(pgbouncer_dsn: str) -> None:
+    with Database(pgbouncer_dsn, "the test", "migrate").connect(raw_times=False) as session:
+        assert session.pooled
+        with bridge.connection(session, Limits(lock_timeout_ms=1234)) as connection, connection.begin():
+            for _ in range(2):
+                assert session.one("SHOW lock_timeout") == ("1234ms",)
+                assert connection.exec_driver_sql("SHOW lock_timeout").scalar() == "1234ms"
+
+
 def test_a_limit_that_is_not_in_force_is_an_error(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Database(dsn, "the test", "migrate").connect(raw_times=False) as session:
         real = session.conn.execute

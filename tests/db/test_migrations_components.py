@@ -252,6 +252,28 @@ def test_the_books_are_found_along_the_search_path(empty_dsn: str, empty: Any) -
     assert tables(empty) == ["first.verrou", "public.ffdb_locks"]
 
 
+def test_alembic_runs_on_a_connection_of_somebody_else(empty_dsn: str, empty: Any) -> None:
+    import sqlalchemy
+    from alembic import command
+
+    from lockctl.migrations.scripts import config
+
+    engine = sqlalchemy.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(empty_dsn))
+    with engine.connect() as connection:
+        settings = config()
+        settings.attributes["connection"] = connection
+        command.upgrade(settings, "heads")
+    with engine.connect() as connection:
+        # In a transaction of theirs alembic leaves the commit to them.
+        with connection.begin() as transaction:
+            settings = config()
+            settings.attributes["connection"] = connection
+            command.downgrade(settings, "plan@base")
+            transaction.rollback()
+        assert tables(empty) == sorted(name for names in TABLES.values() for name in names)
+    engine.dispose()
+
+
 def test_current_and_history(empty_dsn: str) -> None:
     assert call(empty_dsn, operations.current) == []
     call(empty_dsn, operations.upgrade, "n8n@head")
