@@ -9,6 +9,7 @@ import typer
 
 from lockctl.cli.context import Invocation, out
 from lockctl.cli.options import maybe_duration
+from lockctl.cli.patience import AttemptsOption, DelayOption, Notices, WaitOption, patience_of
 from lockctl.cli.sentences import EXIT, finish, holder_of, sentence, until
 from lockctl.cli.subject import (
     HolderOption,
@@ -43,6 +44,9 @@ def acquire(
     purge_expired: Annotated[
         bool, typer.Option("--purge-expired", help="first delete the table's other expired rows, as FireFlow does")
     ] = False,
+    wait: WaitOption = None,
+    attempts: AttemptsOption = None,
+    delay: DelayOption = None,
 ) -> None:
     """Take the lease, and write its token on standard output. Exit 3 when another holds it.
 
@@ -53,16 +57,25 @@ def acquire(
     inv = Invocation.of(ctx)
     about = subject(inv, table, key, key_words)
     ttl_ms = maybe_duration("--ttl", ttl) or about.table.default_ttl_ms
+    patience = patience_of(wait, attempts, delay)
     if purge_expired and not about.table.sweep:
         raise UsageError(f"rows of {about.table.name} are never deleted by lockctl (sweep = false)")
-    database = inv.database()
+    database = inv.database(extra_ms=patience.longest_ms)
     session = inv.connect(database)
     locked = about.locked_table(session, inv.schema)
     request = grant.request(locked, about.key, holder, ttl_ms)
     if purge_expired:
         operations.read(session, locked, about.key)
         _purge(inv, session, locked, request.key)
-    result = grant.acquire(database, session, locked, request, lambda found: _deliver(inv, about.text, found))
+    with Notices(inv, about.text) as notices:
+        result = grant.acquire(
+            database,
+            session,
+            locked,
+            request,
+            lambda found: _deliver(inv, about.text, found),
+            notices.taking(patience),
+        )
     raise typer.Exit(EXIT[result.outcome])
 
 

@@ -57,6 +57,8 @@ class Session:
         self._started = 0.0
         self._sample_at = 0.0
         self._cancelled_at: float | None = None
+        self._deadline = database.deadline
+        self._cancel_grace = _CANCEL_GRACE
         conn.on_wait = self._tick
 
     # -- making the session ------------------------------------------------------------------------------------
@@ -119,6 +121,17 @@ class Session:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
+    @contextmanager
+    def within(self, deadline: clock.Deadline, *, grace: float = _CANCEL_GRACE) -> Iterator[None]:
+        """Statements inside end by `deadline` instead of the command's: cancelled in the server, and where that does
+        not answer within `grace` seconds, with the connection."""
+        former = self._deadline, self._cancel_grace
+        self._deadline, self._cancel_grace = deadline, grace
+        try:
+            yield
+        finally:
+            self._deadline, self._cancel_grace = former
+
     # -- statements ----------------------------------------------------------------------------------------------
 
     def query(self, statement: Query, params: Params = None, *, needs: Needs | None = None) -> list[tuple[Any, ...]]:
@@ -177,7 +190,7 @@ class Session:
     def _tick(self) -> None:
         now = clock.now()
         if self._cancelled_at is not None:
-            if now > self._cancelled_at + _CANCEL_GRACE:
+            if now > self._cancelled_at + self._cancel_grace:
                 # The server does not even answer the cancel: nothing will come over this connection.
                 self.conn.pgconn.finish()
                 raise psycopg.OperationalError("the server stopped answering")
@@ -185,10 +198,10 @@ class Session:
         if now >= self._sample_at:
             self._sample_at = now + _NEXT_SAMPLE
             self._sample()
-        if self.database.deadline.passed:
+        if self._deadline.passed:
             self._cancelled_at = now
             with suppress(psycopg.Error):
-                self.conn.cancel_safe(timeout=_CANCEL_GRACE)
+                self.conn.cancel_safe(timeout=self._cancel_grace)
 
     def _sample(self) -> None:
         """Remember who blocks us now: after the error it is too late to ask."""
@@ -209,14 +222,18 @@ class Session:
         if isinstance(failure, DeniedError) and needs is not None and not self.closed:
             return self._denied(failure, needs)
         if isinstance(failure, UnreachableError) and self._cancelled_at is not None:
-            return UnreachableError("the deadline passed and the server did not answer (--timeout)")
+            return UnreachableError(f"the server did not answer{self._whose_deadline}")
         return failure
 
     def _blocked(self, failure: BlockedError) -> BlockedError:
-        message = "the deadline passed (--timeout)" if self._cancelled_at is not None else failure.message
+        message = failure.message if self._cancelled_at is None else f"the deadline passed{self._whose_deadline}"
         if self.blockers:
             message += "; blocked by " + ", ".join(describe(blocker) for blocker in self.blockers)
         return BlockedError(message, hint="see `lockctl blockers`", blockers=list(self.blockers))
+
+    @property
+    def _whose_deadline(self) -> str:
+        return " (--timeout)" if self._deadline is self.database.deadline else ""
 
     def _denied(self, failure: DeniedError, needs: Needs) -> DeniedError:
         with suppress(LockctlError):

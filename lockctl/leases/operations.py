@@ -66,7 +66,7 @@ def acquire(session: Session, table: LockedTable, key: Sequence[str], holder: st
     Raises UsageError (a value the columns can't take), BlockedError, DeniedError, UnreachableError.
     """
     values, owner = key_values(table.shape, key), holder_value(table.shape, holder)
-    params = table.sql.params(values, holder=owner, ttl=ttl_ms)
+    params = table.sql.params(values, holder=owner, ttl=ttl_ms, revive=True)
     for _ in range(_TRIES):
         prior, changed = _change(session, table, table.sql.acquire(), params, "SELECT", "INSERT", "UPDATE")
         if changed is not None:
@@ -103,9 +103,28 @@ def extend(
 
     A lapsed lease is not held by anybody, unless `revive` and its holder is still in the row. Never inserts.
     """
+    return _prolong(session, table, table.sql.extend(), key, holder, ttl_ms, revive)
+
+
+def renew(
+    session: Session, table: LockedTable, key: Sequence[str], holder: str, ttl_ms: int, *, revive: bool = False
+) -> LeaseResult:
+    """Like `extend`, but never shortens what is left: what the process that holds the lease does meanwhile."""
+    return _prolong(session, table, table.sql.renew(), key, holder, ttl_ms, revive)
+
+
+def _prolong(
+    session: Session,
+    table: LockedTable,
+    statement: Composable,
+    key: Sequence[str],
+    holder: str,
+    ttl_ms: int,
+    revive: bool,
+) -> LeaseResult:
     values, owner = key_values(table.shape, key), holder_value(table.shape, holder)
     params = table.sql.params(values, holder=owner, ttl=ttl_ms, revive=revive)
-    prior, changed = _change(session, table, table.sql.extend(), params, "SELECT", "UPDATE")
+    prior, changed = _change(session, table, statement, params, "SELECT", "UPDATE")
     if changed is not None:
         return LeaseResult("extended", changed, prior)
     if prior is None or (not prior.live and not revive):

@@ -163,12 +163,12 @@ class Statements:
         return self._update(after(self.shape.expires), SQL("(%(revive)s OR {})").format(self.live("prior.e")))
 
     def renew(self) -> Composable:
-        """Like extend, but never shortens, and takes back its own lapsed row: what a live holder does."""
+        """Like extend, but never shortens: what a live holder does; with `revive` also to its own lapsed row."""
         expires = self.shape.expires
         longer: Composable = SQL("greatest(prior.e, {})").format(after(expires))
         if expires.nullable:
             longer = SQL("CASE WHEN prior.e IS NOT NULL THEN {} END").format(longer)
-        return self._update(longer, SQL("true"))
+        return self._update(longer, SQL("(%(revive)s OR {})").format(self.live("prior.e")))
 
     def force_expire(self) -> Composable:
         return self._update(lapsed_now(self.shape.expires), self.live("prior.e"))
