@@ -188,6 +188,6 @@ def _finish(inv: Invocation, run: MigrationRun, nothing: str) -> None:
         inv.say(f"nothing to do: {nothing}")
     if run.error is not None and result.steps and not inv.json:
         tell(f"committed before it, and standing: {', '.join(result.steps)}")
-    inv.result(result.named())
+    inv.result(result)
     if run.error is not None:
         raise run.error

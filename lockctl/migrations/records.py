@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from lockctl.errors import LockctlError
 from lockctl.records import Blocker
@@ -39,10 +38,6 @@ class MigrationResult:
     attempts: int
     waited_ms: int
     blockers: tuple[Blocker, ...]
-
-    def named(self) -> dict[str, Any]:
-        """The fields under their names in JSON: `from` is no name that a field of a class could have."""
-        return {each.name.rstrip("_"): getattr(self, each.name) for each in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
