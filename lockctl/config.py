@@ -11,11 +11,14 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from lockctl import durations
 from lockctl.catalog import BUILT_IN, Catalog, LockTable, split_relation
 from lockctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from lockctl.sources import Source
 
 FILE_NAME = "lockctl.toml"
 _TOP = {"default_profile": str, "profiles": dict, "tables": dict, "sources": dict}
@@ -41,7 +44,7 @@ class Config(NamedTuple):
     default_profile: str | None = None
     profiles: Mapping[str, Any] = MappingProxyType({})
     catalog: Catalog = Catalog.of()
-    sources: Mapping[str, Any] = MappingProxyType({})
+    sources: Mapping[str, Source] = MappingProxyType({})
 
     def fail(self, message: str, *at: str, hint: str | None = None) -> NoReturn:
         """Raise a UsageError about the value at the path `at`, with its line."""
@@ -102,12 +105,19 @@ def _check(config: Config, data: dict[str, Any]) -> Config:
     default = data.get("default_profile")
     if default is not None and default not in profiles:
         config.fail(f"default_profile names {default!r}, and there is no [profiles.{default}]", "default_profile")
-    sources = data.get("sources", {})
-    for name, entry in sources.items():
-        if not isinstance(entry, dict):
-            config.fail(f"sources.{name} must be a table", "sources", name)
+    sources = _sources(config, data["sources"]) if data.get("sources") else {}
     tables = [_table(config, name, entry) for name, entry in data.get("tables", {}).items()]
     return config._replace(default_profile=default, profiles=profiles, catalog=Catalog.of(tables), sources=sources)
+
+
+def _sources(config: Config, entries: Mapping[str, Any]) -> dict[str, Source]:
+    """The configured sources of runs; most configurations have none, and then their descriptions cost nothing."""
+    from lockctl.sourceconfig import source
+
+    for name, entry in entries.items():
+        if not isinstance(entry, dict):
+            config.fail(f"sources.{name} must be a table", "sources", name)
+    return {name: source(config, name, entry) for name, entry in entries.items()}
 
 
 def profile(config: Config, name: str) -> Mapping[str, str]:
