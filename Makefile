@@ -35,7 +35,7 @@ bench: $(READY) ## measure beside the peers; writes benchmarks/results.md
 	$(BIN)/python -m benchmarks
 
 docs: $(READY) ## write docs/commands.md from the program
-	$(BIN)/typer lockctl.cli.app utils docs --name lockctl --output docs/commands.md
+	$(BIN)/python -m lockctl.cli.reference > docs/commands.md
 
 lock: $(READY) ## resolve requirements.txt anew from pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
