@@ -23,17 +23,18 @@ def main(chosen: list[str]) -> int:
     """Run the chosen parts (all that there are by default); 0 whether or not an aim was met: results.md says so."""
     parts = chosen or [part for part in PARTS if find_spec(f"benchmarks.{part}")]
     sections: dict[str, list[Figure]] = {}
-    with tempfile.TemporaryDirectory(prefix="lockctl-bench-") as folder:
-        with embedded.start(Path(folder) / "postgres", settings={"max_wal_size": "4GB"}) as server:
-            clean = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LOCKCTL_"))}
-            environment = {**clean, "LOCKCTL_DSN": server.conninfo, "XDG_CONFIG_HOME": folder}
-            subprocess.run(
-                (*LOCKCTL, "migrate", "upgrade", "heads", "-q"), env=environment, check=True, capture_output=True
-            )
-            psql = str(server.bin_dir / "psql")
-            for part in parts:
-                print(f"{part}: running", file=sys.stderr)
-                sections[part] = import_module(f"benchmarks.{part}").figures(server.conninfo, psql, environment)
+    with (
+        tempfile.TemporaryDirectory(prefix="lockctl-bench-") as folder,
+        embedded.start(Path(folder) / "postgres", settings={"max_wal_size": "4GB"}) as server,
+    ):
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LOCKCTL_"))}
+        environment = {**clean, "LOCKCTL_DSN": server.conninfo, "XDG_CONFIG_HOME": folder}
+        upgrade = (*LOCKCTL, "migrate", "upgrade", "heads", "-q")
+        subprocess.run(upgrade, env=environment, check=True, capture_output=True)
+        psql = str(server.bin_dir / "psql")
+        for part in parts:
+            print(f"{part}: running", file=sys.stderr)
+            sections[part] = import_module(f"benchmarks.{part}").figures(server.conninfo, psql, environment)
     text = _markdown(sections)
     print(text)
     if not chosen:

@@ -41,7 +41,10 @@ def sweep(
         if not table.sweep:
             raise UsageError(f"rows of {table.name} are never deleted by lockctl (sweep = false)")
     plan = Plan(duration("--grace", grace, zero=True), batch, limit, list_rows)
-    session = inv.connect(inv.database(whole=False), read_only=dry_run)
+    database = inv.database(whole=False)
+    # A deletion that a crash of the server undoes is a lapsed row again, which the next sweep deletes.
+    database.durable = False
+    session = inv.connect(database, read_only=dry_run)
     results: list[SweepResult] = []
     failures: list[LockctlError] = []
     every = chosen or [table for table in inv.catalog.tables.values() if table.sweep]

@@ -23,7 +23,7 @@ class Database:
 
     `command` becomes part of `application_name`; `deadline` is the command's; `lock_timeout_ms` bounds each wait
     for a lock and `statement_timeout_ms` each statement (None: no bound of that kind). `sampler` reads who blocks
-    a session, and is called while one of ours waits.
+    a session, and is called while one of ours waits. `durable` False: a commit need not have reached the disk.
     """
 
     dsn: str
@@ -34,6 +34,7 @@ class Database:
     lock_timeout_ms: int | None = 30_000
     statement_timeout_ms: int | None = None
     sampler: Sampler | None = None
+    durable: bool = True
     name: str = field(default="")
 
     def __post_init__(self) -> None:
@@ -53,6 +54,8 @@ class Database:
             "idle_in_transaction_session_timeout": "60000",
             "default_transaction_isolation": "read committed",
         }
+        if not self.durable:
+            settings["synchronous_commit"] = "off"
         if read_only:
             # Only ever tightened: a role that is read-only by default stays so.
             settings["default_transaction_read_only"] = "on"

@@ -117,11 +117,16 @@ def _pass(session: Session, tally: Tally, plan: Plan, on_batch: Callable[[int], 
     table, tally.last = tally.table, None
     keys = len(table.shape.keys)
     privileges = table.needs("SELECT", "UPDATE", "DELETE")
+    first, later = (
+        # Composed once, not for each of a thousand batches.
+        _batch(table, rows=plan.rows, later=later, spare=bool(plan.except_key)).as_string(session.conn)
+        for later in (False, True)
+    )
     while True:
         size = plan.batch if plan.limit is None else min(plan.batch, plan.limit - tally.swept)
         if size <= 0:
             return
-        statement = _batch(table, rows=plan.rows, later=tally.last is not None, spare=bool(plan.except_key))
+        statement = first if tally.last is None else later
         found = session.query(statement, _params(plan, size, tally.last), needs=privileges)
         swept, oldest, *last = found[0][: keys + 2]
         tally.add(swept, micros(oldest, table.shape.expires))
