@@ -43,8 +43,7 @@ def main() -> None:
     with places.open("clients.lock") as clients, places.open("server.lock") as alive:
         server = _start(places, bin_dir, settings, alive)
         fcntl.flock(clients, fcntl.LOCK_EX)
-        places.state.unlink(missing_ok=True)
-        _stop(server)
+        _stop(places, server)
 
 
 def _start(places: Places, bin_dir: Path, settings: list[str], alive: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -70,12 +69,12 @@ def _start(places: Places, bin_dir: Path, settings: list[str], alive: IO[bytes])
     # Whatever ends postgres ends this process, and so the lock that says that there is a server.
     threading.Thread(target=lambda: (server.wait(), os._exit(0)), daemon=True).start()
     for wish in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(wish, lambda *_: server.send_signal(signal.SIGINT))
+        signal.signal(wish, lambda *_: _stop(places, server))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     deadline = time.monotonic() + _STARTS_WITHIN_S
     while not (answers(run) and _says_ready(data)):
         if time.monotonic() > deadline:
-            _stop(server)
+            _stop(places, server)
         time.sleep(0.002)
     places.write_state(State(run, bin_dir))
     return server
@@ -137,19 +136,18 @@ def _initdb(argv: list[str | Path], data: Path, alive: IO[bytes], *, sync: bool)
 
 
 def _drop_stale_pid(data: Path) -> None:
-    """Remove a postmaster.pid whose number now belongs to a process that is no server of this folder.
+    """Remove a postmaster.pid that is cut short, or whose number is now that of some other process.
 
     postgres would refuse to start. A server runs in its data folder, so /proc tells; elsewhere postgres decides alone.
     """
     pid_file = data / "postmaster.pid"
-    if not Path("/proc/self/cwd").exists():
+    if not Path("/proc/self/cwd").exists() or not pid_file.exists():
         return
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):  # no number; no such process, or another user's
         pid = int(pid_file.read_text().split("\n", 1)[0])
-        with contextlib.suppress(OSError):  # no such process, or somebody else's
-            if Path(f"/proc/{pid}/cwd").samefile(data):
-                return
-        pid_file.unlink()
+        if Path(f"/proc/{pid}/cwd").samefile(data):
+            return
+    pid_file.unlink()
 
 
 def _says_ready(data: Path) -> bool:
@@ -166,8 +164,9 @@ def _quote(folder: Path) -> str:
     return '"' + str(folder).replace('"', '""') + '"'
 
 
-def _stop(server: subprocess.Popen[bytes]) -> None:
+def _stop(places: Places, server: subprocess.Popen[bytes]) -> None:
     """Fast, then immediate shutdown; the thread that waits for the server ends this process."""
+    places.state.unlink(missing_ok=True)  # nobody joins it any more
     for wish, patience in ((signal.SIGINT, 30), (signal.SIGQUIT, 10), (signal.SIGKILL, 10)):
         server.send_signal(wish)
         time.sleep(patience)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,10 +24,19 @@ SETTINGS: Mapping[str, str] = {
 """Also a standby's, which must have as many connections as its primary."""
 
 
+_MEMORY = Path("/dev/shm")
+_ROOM_BYTES = 1 << 30
+
+
 @contextmanager
 def folder() -> Iterator[Path]:
-    """A folder for one server, gone afterwards; outside pytest's, which keeps those of the last three runs."""
-    with tempfile.TemporaryDirectory(prefix="lockctl-test-", ignore_cleanup_errors=True) as name:
+    """A folder for one server, gone afterwards; outside pytest's, which keeps those of the last three runs.
+
+    In memory where there is room (a container may have 64 MB): cloning a database took 10 ms there, 250 ms on a disk.
+    """
+    roomy = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES
+    parent = _MEMORY if roomy else None
+    with tempfile.TemporaryDirectory(prefix="lockctl-test-", dir=parent, ignore_cleanup_errors=True) as name:
         yield Path(name)
 
 
