@@ -25,6 +25,8 @@ class LockctlError(Exception):
         self.message = message
         self.hint = hint
         self.details = details
+        self.exit_code = self.code
+        """The class's code, unless an option of the command gave another."""
 
 
 class UsageError(LockctlError):

@@ -48,7 +48,8 @@ def choose(
     if profile_name is not None:
         return _of_profile(config, profile_name, environ)
     if environ.get("LOCKCTL_DSN"):
-        return _given(environ["LOCKCTL_DSN"], "LOCKCTL_DSN")
+        # LOCKCTL_SCHEMA belongs to it: `run` hands both to its command.
+        return _given(environ["LOCKCTL_DSN"], "LOCKCTL_DSN", environ.get("LOCKCTL_SCHEMA") or None)
     if environ.get("LOCKCTL_PROFILE"):
         return _of_profile(config, environ["LOCKCTL_PROFILE"], environ)
     if config.default_profile is not None:

@@ -37,6 +37,7 @@ COMMANDS = {
     "release": "changing:release",
     "force-expire": "changing:force_expire",
     "sweep": "sweeping:sweep",
+    "run": "running:run",
     "migrate": "migrate:app",
     "demo": "demo:demo",
 }
@@ -140,13 +141,13 @@ def _report(error: LockctlError, argv: list[str], shared: Shared) -> int:
 
         body = {"error": error.word, "message": error.message, "hint": error.hint, **to_json(error.details)}
         _stderr(redact(json.dumps(body, ensure_ascii=False)))
-        return error.code
+        return error.exit_code
     from lockctl.render.escape import escape_human
 
     tell(redact(escape_human(error.message)))
     if error.hint:
         _stderr(redact(escape_human(f"  hint: {error.hint}")))
-    return error.code
+    return error.exit_code
 
 
 def _unforeseen(error: Exception, argv: list[str], shared: Shared) -> int:

@@ -59,6 +59,7 @@ class Session:
         self._cancelled_at: float | None = None
         self._deadline = database.deadline
         self._cancel_grace = _CANCEL_GRACE
+        self._samples = database.sampler is not None
         conn.on_wait = self._tick
 
     # -- making the session ------------------------------------------------------------------------------------
@@ -122,15 +123,16 @@ class Session:
         self.close()
 
     @contextmanager
-    def within(self, deadline: clock.Deadline, *, grace: float = _CANCEL_GRACE) -> Iterator[None]:
+    def within(self, deadline: clock.Deadline, *, grace: float = _CANCEL_GRACE, sample: bool = True) -> Iterator[None]:
         """Statements inside end by `deadline` instead of the command's: cancelled in the server, and where that does
-        not answer within `grace` seconds, with the connection."""
-        former = self._deadline, self._cancel_grace
-        self._deadline, self._cancel_grace = deadline, grace
+        not answer within `grace` seconds, with the connection. Without `sample` nobody looks who blocks them, which
+        can take seconds on a network that is stuck."""
+        former = self._deadline, self._cancel_grace, self._samples
+        self._deadline, self._cancel_grace, self._samples = deadline, grace, sample
         try:
             yield
         finally:
-            self._deadline, self._cancel_grace = former
+            self._deadline, self._cancel_grace, self._samples = former
 
     # -- statements ----------------------------------------------------------------------------------------------
 
@@ -205,7 +207,7 @@ class Session:
 
     def _sample(self) -> None:
         """Remember who blocks us now: after the error it is too late to ask."""
-        if self.database.sampler is None or not self.pid:
+        if self.database.sampler is None or not self._samples or not self.pid:
             return
         with suppress(LockctlError):
             if self._watch is None or self._watch.closed:
