@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lockctl import durations
 from lockctl.cli.context import Invocation, out
 from lockctl.cli.options import maybe_duration
-from lockctl.cli.patience import AttemptsOption, DelayOption, Notices, WaitOption, patience_of
+from lockctl.cli.patience import AttemptsOption, DelayOption, Notices, Progress, WaitOption, patience_of
 from lockctl.cli.sentences import EXIT, finish, holder_of, sentence, until
 from lockctl.cli.subject import (
     HolderOption,
@@ -27,6 +28,7 @@ from lockctl.render.escape import escape_human
 
 if TYPE_CHECKING:
     from lockctl.db import Session
+    from lockctl.leases.line import Line
     from lockctl.leases.operations import LockedTable
 
 
@@ -171,21 +173,49 @@ def force_expire(
     key_words: KeyOption = None,
     holder: Annotated[str | None, typer.Option("--holder", metavar="H", help="only if this holder has it")] = None,
     reason: ReasonOption = None,
+    watch: Annotated[
+        str | None, typer.Option("--watch", metavar="DUR", help="stay, and tell whether the holder comes back")
+    ] = None,
 ) -> None:
     """Make somebody else's lease lapse now. Keeps the row; asks first.
 
-    It does not stop the holder's work. Exit 3: another holder than the named or shown one; 4: no live lease.
+    It does not stop the holder's work. Exit 3: another holder than the named or shown one, or with --watch the holder
+    came back; 4: no live lease.
     """
     inv = Invocation.of(ctx)
     about = subject(inv, table, key, key_words)
+    watch_ms = maybe_duration("--watch", watch)
     inv.must_be_sure()
-    session = inv.connect(inv.database())
+    database = inv.database(extra_ms=watch_ms or 0)
+    session = inv.connect(database)
     locked = about.locked_table(session, inv.schema)
     result = _forced(inv, session, locked, about, holder, reason, verb="force-expire")
     if result.outcome == "expired" and about.table.after_force:
         inv.say(f"note: {about.table.after_force}")
         result = replace(result, note=about.table.after_force)
-    finish(inv, "force-expire", about.text, result, EXIT[result.outcome])
+    if result.outcome == "expired" and watch_ms is not None:
+        from lockctl.leases.line import Line
+
+        result = _watched(inv, Line(database, session), locked, about, result, watch_ms)
+    verb = "force-expire" if watch_ms is None else "watch"
+    finish(inv, verb, about.text, result, EXIT[result.outcome])
+
+
+def _watched(
+    inv: Invocation, line: Line, table: LockedTable, about: Subject, result: LeaseResult, watch_ms: int
+) -> LeaseResult:
+    """The result after `--watch`."""
+    from lockctl.leases.watch import watch
+
+    inv.stack.callback(line.drop)
+    inv.say(sentence("force-expire", about.text, result))
+    every = about.table.renew_every_ms
+    if every is not None and watch_ms < every:
+        inv.say(f"note: a live holder of {about.table.name} renews only every {durations.show(every)}: watch longer")
+    with Progress(inv) as progress:
+        return watch(
+            line, table, result, watch_ms, lambda left: progress.show(f"watching for another {max(1, round(left))}s")
+        )
 
 
 def _forced(

@@ -38,21 +38,47 @@ def patience_of(wait: str | None, attempts: int | None, delay: str | None) -> Pa
     return Patience(maybe_duration("--wait", wait), attempts, maybe_duration("--delay", delay) or DEFAULT_DELAY_MS)
 
 
+class Progress:
+    """A line on the terminal's standard error that is kept up to date, and gone at the end; elsewhere nothing."""
+
+    def __init__(self, inv: Invocation) -> None:
+        self._live = not inv.shared.quiet and not inv.json and sys.stderr is not None and sys.stderr.isatty()
+        self._there = False
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.clear()
+
+    def show(self, text: str) -> None:
+        if self._live:
+            self._there = True
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Make room for a message."""
+        if self._there:
+            self._there = False
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
 class Notices:
     """Says on standard error who holds the lease: once, and again when the holder changes; on a terminal in a line
-    that is kept up to date. A context manager, which takes that line away."""
+    that is kept up to date, too. A context manager, which takes that line away."""
 
     def __init__(self, inv: Invocation, text: str) -> None:
         self.inv, self.text = inv, text
         self._holder: str | None = None
-        self._live = not inv.shared.quiet and not inv.json and sys.stderr is not None and sys.stderr.isatty()
-        self._line = False
+        self._progress = Progress(inv)
 
     def __enter__(self) -> Notices:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self._clear()
+        self._progress.clear()
 
     def taking(self, patience: Patience) -> Take:
         """How `grant.acquire` is to make its attempts."""
@@ -62,7 +88,7 @@ class Notices:
             try:
                 return waiting.take(acquirer, patience, self.look)
             finally:
-                self._clear()
+                self._progress.clear()
 
         return take
 
@@ -72,18 +98,7 @@ class Notices:
         until_then = "" if left is None else f" up to {durations.show(max(1, round(left)) * 1000)}"
         if row.holder != self._holder:
             self._holder = row.holder
-            self._clear()
+            self._progress.clear()
             self.inv.say(f"{self.text} is held by {holder_of(row)} {until(row)}; waiting{until_then}")
-        if self._live:
-            held = (
-                "" if row.remaining_ms is None else f"; its lease has {durations.show(max(0, row.remaining_ms))} left"
-            )
-            self._line = True
-            sys.stderr.write(f"\r\x1b[Kwaiting{until_then} for {holder_of(row)}{held}")
-            sys.stderr.flush()
-
-    def _clear(self) -> None:
-        if self._line:
-            self._line = False
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        held = "" if row.remaining_ms is None else f"; its lease has {durations.show(max(0, row.remaining_ms))} left"
+        self._progress.show(f"waiting{until_then} for {holder_of(row)}{held}")

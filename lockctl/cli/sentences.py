@@ -44,6 +44,8 @@ def had(row: LockRow) -> str:
 def sentence(verb: str, text: str, result: LeaseResult) -> str:
     """The result of `verb` on the lease called `text`, for people."""
     lock, previous = result.lock, result.previous
+    if verb == "watch" and result.outcome in ("expired", "revived") and previous is not None:
+        return _watched(text, lock, previous)
     renewed = "; its holder had renewed it since it was shown" if result.renewed else ""
     if result.outcome == "acquired" and lock is not None:
         took = f", taken over from {holder_of(previous)} ({until(previous)})" if previous else ""
@@ -62,6 +64,17 @@ def sentence(verb: str, text: str, result: LeaseResult) -> str:
     if lock is not None and lock.state == "lapsed":
         return f"{text} is not held: the lease of {holder_of(lock)} {until(lock)}"
     return f"{text} is free" if verb in ("release", "check") else f"{text} is not held: there is no row"
+
+
+def _watched(text: str, lock: LockRow | None, previous: LockRow) -> str:
+    former = holder_of(previous)
+    if lock is None:
+        return f"{former} did not take {text} back; its row is gone"
+    if lock.holder != previous.holder:
+        return f"{former} did not take {text} back; {holder_of(lock)} took it ({until(lock)})"
+    if lock.live:
+        return f"{former} came back: it renewed {text}, held {until(lock)}"
+    return f"{former} did not come back: {text} stayed lapsed"
 
 
 def finish(inv: Invocation, verb: str, text: str, result: LeaseResult, code: int) -> None:
