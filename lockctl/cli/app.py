@@ -39,6 +39,7 @@ COMMANDS = {
     "sweep": "sweeping:sweep",
     "run": "running:run",
     "migrate": "migrate:app",
+    "doctor": "doctor:doctor",
     "demo": "demo:demo",
 }
 """Where each command is: a module of this package, and in it a function or, for a group, a Typer app."""
