@@ -63,10 +63,11 @@ def quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-# current_schemas(true) is the search path as it is in force, with pg_temp and pg_catalog.
+# current_schemas(true) is the search path as it is in force, with pg_temp and pg_catalog. format_type with -1 gives
+# `bpchar`; with NULL it would be `character`, and a cast to that cuts a value to one character.
 _DESCRIBE = """
 SELECT w.ord, c.oid::int8, c.nspname::text, c.relname::text, c.relkind::text, c.uniques,
-       a.attname::text, bt.typname::text, format_type(bt.oid, NULL), format_type(a.atttypid, a.atttypmod),
+       a.attname::text, bt.typname::text, format_type(bt.oid, -1), format_type(a.atttypid, a.atttypmod),
        CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END, NOT a.attnotnull,
        a.atthasdef OR a.attidentity <> '' OR a.attgenerated <> '', a.attnum::int
   FROM unnest(%s::int[], %s::text[], %s::text[]) AS w(ord, schema, name)

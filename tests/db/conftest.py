@@ -1,0 +1,5 @@
+"""Fixtures of the tests that call operations."""
+
+from tests.support.fixtures import place
+
+__all__ = ["place"]
