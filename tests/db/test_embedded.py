@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 import shutil
@@ -19,7 +20,7 @@ import pytest
 
 from lockctl import embedded
 from lockctl.embedded import binaries
-from lockctl.embedded.places import answers
+from lockctl.embedded.places import Places, answers, take
 from lockctl.errors import UnreachableError
 from tests.support.server import SETTINGS, folder
 from tests.support.waiting import until
@@ -69,7 +70,7 @@ def processes(place: Path) -> list[psutil.Process]:
 
 
 def supervisors(place: Path) -> list[psutil.Process]:
-    return [process for process in processes(place) if "lockctl.embedded" in process.cmdline()]
+    return [process for process in processes(place) if "lockctl.embedded" in process.info["cmdline"]]
 
 
 def supervisor(place: Path) -> psutil.Process:
@@ -88,10 +89,10 @@ def ended(process: psutil.Process) -> bool:
 
 
 def kill_supervisor(place: Path, signum: signal.Signals) -> None:
-    """Send it the signal and wait for its end; its server may still be stopping."""
-    process = supervisor(place)
-    process.send_signal(signum)
-    until(lambda: ended(process), what="the end of the supervisor")
+    """Send it the signal and wait until it no longer counts as there; its server may still be stopping."""
+    supervisor(place).send_signal(signum)
+    with Places(place).open("supervisor.lock") as lock:
+        until(lambda: take(lock, fcntl.LOCK_EX), what="the end of the supervisor")
 
 
 def client(place: Path) -> subprocess.Popen[str]:
