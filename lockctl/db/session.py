@@ -54,6 +54,7 @@ class Session:
         self._pid: int | None = None
         self._watch: Session | None = None
         self._in_transaction = False
+        self._borrower: Callable[[], None] | None = None
         self._started = 0.0
         self._sample_at = 0.0
         self._cancelled_at: float | None = None
@@ -74,7 +75,7 @@ class Session:
             else sql.SQL("NULL")
         ).format(mark=mark)
         self.conn.on_wait = self._tick
-        self._begin_statement()
+        self.begin_statement()
         try:
             row = self.conn.execute(sql.SQL("SELECT {}, {}").format(mark, check)).fetchone()
         except psycopg.errors.FeatureNotSupported:
@@ -82,7 +83,7 @@ class Session:
         except psycopg.errors.InvalidParameterValue:
             row = ("1", None)  # not available on this server's platform
         except psycopg.Error as error:
-            raise self._failure(error, None) from None
+            raise self.failure(error, None) from None
         self.pooled = row is None or row[0] != "1"
         if self.pooled:
             self.conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
@@ -122,6 +123,10 @@ class Session:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
+    def limit(self, deadline: clock.Deadline) -> None:
+        """From now on statements end by `deadline`."""
+        self._deadline = deadline
+
     @contextmanager
     def within(self, deadline: clock.Deadline, *, grace: float = _CANCEL_GRACE, sample: bool = True) -> Iterator[None]:
         """Statements inside end by `deadline` instead of the command's: cancelled in the server, and where that does
@@ -134,11 +139,41 @@ class Session:
         finally:
             self._deadline, self._cancel_grace, self._samples = former
 
+    # -- lending -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def lend(self, tick: Callable[[], None] | None = None) -> Iterator[Connection]:
+        """The connection, for somebody who makes the transactions on it (SQLAlchemy, an attempt of a migration).
+
+        The borrower calls `settle` when a transaction begins, `begin_statement` before each statement, and `failure`
+        for what psycopg raises. `tick` is called ten times a second while a statement waits, and takes the place of
+        our own look at who blocks it; it may set `blockers`. Queries of the session's own join the transaction.
+        Afterwards nothing is open, and the session is in autocommit again, or closed where that failed.
+        """
+        self._borrower = tick
+        try:
+            yield self.conn
+        finally:
+            self._borrower = None
+            self._in_transaction = False
+            try:
+                self.conn.rollback()
+                self.conn.autocommit = True
+            except psycopg.Error:
+                # A statement that was left in the middle: the server undoes it when the connection goes.
+                self.conn.close()
+
+    def settle(self) -> None:
+        """A transaction of the borrower begins: make the settings that a pooler does not keep."""
+        if self.pooled:
+            self._settings_in_transaction()
+        self._in_transaction = True
+
     # -- statements ----------------------------------------------------------------------------------------------
 
     def query(self, statement: Query, params: Params = None, *, needs: Needs | None = None) -> list[tuple[Any, ...]]:
         """Run one statement and return its rows (an empty list for a statement without rows)."""
-        self._begin_statement()
+        self.begin_statement()
         try:
             if self.pooled and not self._in_transaction:
                 with self.conn.transaction():
@@ -146,7 +181,7 @@ class Session:
                     return self._execute(statement, params)
             return self._execute(statement, params)
         except psycopg.Error as error:
-            raise self._failure(error, needs) from None
+            raise self.failure(error, needs) from None
 
     def one(self, statement: Query, params: Params = None, *, needs: Needs | None = None) -> tuple[Any, ...]:
         """The only row of a statement that always has one."""
@@ -155,7 +190,7 @@ class Session:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """A transaction of a few statements; never wait for anything but the database inside."""
-        self._begin_statement()
+        self.begin_statement()
         try:
             with self.conn.transaction():
                 self._in_transaction = True
@@ -163,7 +198,7 @@ class Session:
                     self._settings_in_transaction()
                 yield
         except psycopg.Error as error:
-            raise self._failure(error, None) from None
+            raise self.failure(error, None) from None
         finally:
             self._in_transaction = False
 
@@ -183,7 +218,8 @@ class Session:
 
     # -- while waiting -------------------------------------------------------------------------------------------
 
-    def _begin_statement(self) -> None:
+    def begin_statement(self) -> None:
+        """The clocks of a statement start: when to look who blocks it, and its deadline."""
         self.blockers = []
         self._started = clock.now()
         self._sample_at = self._started + _FIRST_SAMPLE
@@ -197,7 +233,9 @@ class Session:
                 self.conn.pgconn.finish()
                 raise psycopg.OperationalError("the server stopped answering")
             return
-        if now >= self._sample_at:
+        if self._borrower is not None:
+            self._borrower()
+        elif now >= self._sample_at:
             self._sample_at = now + _NEXT_SAMPLE
             self._sample()
         if self._deadline.passed:
@@ -217,7 +255,8 @@ class Session:
 
     # -- failures ------------------------------------------------------------------------------------------------
 
-    def _failure(self, error: psycopg.Error, needs: Needs | None) -> LockctlError:
+    def failure(self, error: psycopg.Error, needs: Needs | None = None) -> LockctlError:
+        """The error of ours for what a statement on this connection raised."""
         failure = failures.translate(error, closed=self.closed)
         if isinstance(failure, BlockedError):
             return self._blocked(failure)
@@ -228,10 +267,12 @@ class Session:
         return failure
 
     def _blocked(self, failure: BlockedError) -> BlockedError:
-        message = failure.message if self._cancelled_at is None else f"the deadline passed{self._whose_deadline}"
+        message, cause = failure.message, failure.cause
+        if self._cancelled_at is not None:
+            message, cause = f"the deadline passed{self._whose_deadline}", "deadline"
         if self.blockers:
             message += "; blocked by " + ", ".join(describe(blocker) for blocker in self.blockers)
-        return BlockedError(message, hint="see `lockctl blockers`", blockers=list(self.blockers))
+        return BlockedError(message, hint="see `lockctl blockers`", cause=cause, blockers=list(self.blockers))
 
     @property
     def _whose_deadline(self) -> str:

@@ -33,6 +33,12 @@ class Line:
             self._session = bounded.connect()
         return self._session
 
+    def bound(self, deadline: clock.Deadline) -> None:
+        """From now on everything ends by `deadline`."""
+        self.database = replace(self.database, deadline=deadline)
+        if self._session is not None:
+            self._session.limit(deadline)
+
     @property
     def connected(self) -> bool:
         """Is there a connection, as far as anybody has seen?"""

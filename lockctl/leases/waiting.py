@@ -96,7 +96,7 @@ def _look(acquirer: Acquirer) -> tuple[LeaseResult | None, LockctlError | None]:
     """Read, and attempt when nobody holds the lease; the failure when the next look may fare better."""
     try:
         session = acquirer.line.session()
-        with session.within(_sooner(session.database.deadline, _LOOK_WITHIN_S)):
+        with session.within(_sooner(acquirer.line.database.deadline, _LOOK_WITHIN_S)):
             row = operations.read(session, acquirer.table, acquirer.request.key)
         ours = acquirer.sent is not None and row is not None and row.holder == acquirer.request.holder
         if row is not None and row.live and not ours:
