@@ -16,8 +16,9 @@ from lockctl.errors import UsageError
 class RunTable(NamedTuple):
     """The table of runs. `running`: the statuses in which a worker must be there; `ended`: those that are final.
 
-    `parked`, `failed` and `buried` are statuses too; `resume_kind` is the kind of work that has a run taken up again,
-    whose key is that kind, a colon and the run's id.
+    `queued`, `parked`, `failed`, `cancelled` and `buried` are statuses too; `resume_kind` is the kind of work that has
+    a run taken up again, whose key is that kind, a colon and the run's id. `dequeued_at`, `deduplication` and `owner` are
+    what a queue's claim sets and a return to it clears; `owner` is cleared only where there is a `creator` beside it.
     """
 
     relation: str
@@ -26,8 +27,10 @@ class RunTable(NamedTuple):
     started_at: str
     running: tuple[str, ...]
     ended: tuple[str, ...]
+    queued: str | None = None
     parked: str | None = None
     failed: str | None = None
+    cancelled: str | None = None
     buried: str | None = None
     resume_kind: str | None = None
     name: str | None = None
@@ -42,6 +45,10 @@ class RunTable(NamedTuple):
     queue: str | None = None
     attempts: str | None = None
     deadline_at: str | None = None
+    dequeued_at: str | None = None
+    deduplication: str | None = None
+    owner: str | None = None
+    creator: str | None = None
     input: str | None = None
 
 
@@ -178,6 +185,8 @@ DBOS = Source(
         status="status",
         running=("PENDING",),
         ended=("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED"),
+        queued="ENQUEUED",
+        cancelled="CANCELLED",
         buried="MAX_RECOVERY_ATTEMPTS_EXCEEDED",
         started_at="created_at",
         updated_at="updated_at",
@@ -188,6 +197,10 @@ DBOS = Source(
         queue="queue_name",
         attempts="recovery_attempts",
         deadline_at="workflow_deadline_epoch_ms",
+        dequeued_at="started_at_epoch_ms",
+        deduplication="deduplication_id",
+        owner="owner_xid",
+        creator="creator_xid",
         input="inputs",
     ),
     steps=StepTable(
