@@ -38,6 +38,8 @@ COMMANDS = {
     "force-expire": "changing:force_expire",
     "sweep": "sweeping:sweep",
     "run": "running:run",
+    "runs": "runs:app",
+    "work": "work:app",
     "migrate": "migrate:app",
     "doctor": "doctor:doctor",
     "demo": "demo:demo",

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from lockctl.cli.context import Invocation, out, tell
-from lockctl.cli.options import Command, duration, maybe_duration, shared_options
+from lockctl.cli.options import Command, Group, duration, maybe_duration
 from lockctl.render.escape import escape_human
 
 if TYPE_CHECKING:
     from lockctl.db import Session
     from lockctl.migrations.engine import Limits
     from lockctl.migrations.records import Event, MigrationRun
-
-
-class Group(TyperGroup):
-    """The shared options may stand between `migrate` and the name of its command, too."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs["params"] = [*(kwargs.get("params") or []), *shared_options(hidden=True)]
-        super().__init__(*args, **kwargs)
 
 
 app = typer.Typer(

@@ -135,6 +135,14 @@ class Root(TyperGroup):
         return list(self.commands)
 
 
+class Group(TyperGroup):
+    """A group of commands: the shared options may stand between its name and that of its command, too."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs["params"] = [*(kwargs.get("params") or []), *shared_options(hidden=True)]
+        super().__init__(*args, **kwargs)
+
+
 class PassThrough(Command):
     """A command whose words after `--` are somebody else's command line, untouched; see `tail`."""
 

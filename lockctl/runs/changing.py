@@ -83,7 +83,7 @@ def apply(
     for each in shown:
         if each.run is None or each.row is None:
             yield Change(each.id, "not_found")
-        elif why := _refusal(place, verb, each, force):
+        elif why := refusal(place, verb, each, force):
             yield Change(each.id, "skipped", to_json(each.run), why)
         elif _change(session, place, verb, each, each.row, reason or "", queue, force):
             yield Change(each.id, VERBS[verb], to_json(each.run))
@@ -101,7 +101,8 @@ def check(place: Place, verb: str, queue: str | None) -> None:
         raise UsageError(f"--queue has no meaning for {place.source.name}: its runs are taken up again by its own work")
 
 
-def _refusal(place: Place, verb: str, shown: Shown, force: bool) -> str | None:
+def refusal(place: Place, verb: str, shown: Shown, force: bool) -> str | None:
+    """Why a run that was found is left alone as it was shown; None when it can be changed."""
     row, verdict = shown.row, shown.verdict
     assert row is not None
     assert verdict is not None

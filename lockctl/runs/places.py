@@ -6,7 +6,7 @@ others. A table or a needed column that is missing is `behind`, and the error na
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from psycopg.sql import SQL, Composable, Identifier
@@ -112,22 +112,29 @@ def locate(session: Session, sources: Sequence[Source], schema: str | None) -> l
     return [Place(source, *(tables.get((source.name, part)) for part in PARTS)) for source in sources]
 
 
-def present(places: Sequence[Place], part: str, *, named: bool) -> list[Place]:
-    """Those of `places` that have `part`. Raises BehindError for a named one without it, and when none has it."""
+def present(places: Sequence[Place], part: Callable[[Place], str], *, named: bool) -> list[Place]:
+    """Those of `places` that have the `part` asked for, each relation once.
+
+    Raises BehindError for a named one without it, and when none has it.
+    """
     if named:
         for place in places:
-            place.need(part)
+            place.need(part(place))
         return list(places)
-    there = [place for place in places if getattr(place, part) is not None]
+    tables = {place.source.name: getattr(place, part(place)) for place in places}
+    # Two sources may be one table: one that is like another in all but its runs has the other's work.
+    there: dict[int, Place] = {}
+    for place in places:
+        if (table := tables[place.source.name]) is not None:
+            there.setdefault(table.relation.oid, place)
     if not there:
-        looked = ", ".join(
-            getattr(place.source, part).relation for place in places if getattr(place.source, part) is not None
-        )
+        known = (getattr(place.source, part(place)) for place in places)
+        looked = ", ".join(dict.fromkeys(description.relation for description in known if description is not None))
         raise BehindError(
-            f"this database has no {part} that lockctl knows (looked for {looked})",
+            f"this database has no source of runs that lockctl knows (looked for {looked})",
             hint="`lockctl migrate upgrade runs@head` creates a run store; lockctl.toml names others ([sources.NAME])",
         )
-    return there
+    return list(there.values())
 
 
 def _missing(source: Source, relation: str) -> BehindError:
