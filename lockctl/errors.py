@@ -65,10 +65,18 @@ class UnreachableError(LockctlError):
 
 
 class BlockedError(LockctlError):
-    """A lock timeout, a statement timeout or the deadline; `details["blockers"]` says by whom."""
+    """A lock timeout, a statement timeout or the deadline; `details["blockers"]` says by whom.
+
+    `cause` is `lock` (a lock timeout, or all waits together took too long), `deadlock`, `cancelled` (a statement
+    timeout, or somebody cancelled it) or `deadline`: waiting for a lock may be tried again, the rest not.
+    """
 
     code = 7
     word = "blocked"
+
+    def __init__(self, message: str, *, hint: str | None = None, cause: str = "lock", **details: Any) -> None:
+        super().__init__(message, hint=hint, **details)
+        self.cause = cause
 
 
 class BehindError(LockctlError):

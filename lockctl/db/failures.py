@@ -62,16 +62,17 @@ def translate(error: psycopg.Error, *, closed: bool) -> LockctlError:
     if state in _BAD_VALUE:
         return UsageError(f"the database refuses the value: {message}")
     if state in {"55P03", "57014", "40P01"}:
-        return BlockedError(_BLOCKED[state])
+        words, cause = _BLOCKED[state]
+        return BlockedError(words, cause=cause)
     if closed or state in _GONE or state.startswith("08"):
         return UnreachableError(f"the connection was lost: {message}")
     return LockctlError(f"the database answered: {message}" + (f" (SQLSTATE {state})" if state else ""))
 
 
 _BLOCKED = {
-    "55P03": "gave up waiting for a lock (lock timeout)",
-    "57014": "the statement was cancelled (statement timeout, or by an administrator)",
-    "40P01": "the server broke a deadlock by cancelling this statement",
+    "55P03": ("gave up waiting for a lock (lock timeout)", "lock"),
+    "57014": ("the statement was cancelled (statement timeout, or by an administrator)", "cancelled"),
+    "40P01": ("the server broke a deadlock by cancelling this statement", "deadlock"),
 }
 
 

@@ -40,7 +40,7 @@ def connection(session: Session, limits: Limits) -> Iterator[sqlalchemy.Connecti
         session._in_transaction = True
 
     def statement(*_args: Any) -> None:
-        session._begin_statement()
+        session.begin_statement()
 
     session.conn.autocommit = False
     try:
@@ -90,10 +90,10 @@ def translated(session: Session) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise session._failure(error, None) from None
+        raise session.failure(error, None) from None
     except sqlalchemy.exc.DBAPIError as error:
         if isinstance(error.orig, psycopg.Error):
-            raise session._failure(error.orig, None) from None
+            raise session.failure(error.orig, None) from None
         raise
     except CommandError as error:
         raise LockctlError(" ".join(str(error).split())) from None
