@@ -66,8 +66,11 @@ class Holding:
     def run(self) -> Ending:
         """Until nothing of the command is left."""
         self._tell_guard()
-        while not self._over():
+        while True:
+            # First, so that a command which the guard had to end while we were stopped is seen for what it is.
             self._judge()
+            if self._over():
+                break
             for event in self.events.wait(self._pause()):
                 self._on(event)
         status = self.command.status or 0
