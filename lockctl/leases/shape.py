@@ -203,11 +203,11 @@ def key_values(shape: Shape, key: Sequence[str]) -> tuple[str, ...]:
 
 def holder_value(shape: Shape, holder: str) -> str:
     """A holder as its column stores it. Raises UsageError for a value that the column can't take."""
-    check_text(holder, "holder")
     return _value(holder, shape.holder, "holder")
 
 
 def _value(word: str, column: Column, what: str) -> str:
+    check_text(word, what)
     name = f'column "{column.name}"'
     if column.limit is not None and len(word) > column.limit:
         raise UsageError(f"the {what} is {len(word)} characters long, and {name} takes {column.limit}")
