@@ -170,7 +170,7 @@ _GUARD = (
 
 
 def _explain(session: Session, run_id: str, fence: str | None) -> None:
-    if not session.query("SELECT FROM run_store.runs WHERE id = %s", (run_id,)):
+    if not session.query("SELECT 1 FROM run_store.runs WHERE id = %s", (run_id,)):
         raise NotHeldError(f"there is no run {run_id!r}")
     if fence is not None:
         raise LostError(f"the lease of run {run_id!r} was lost: nothing was written")
