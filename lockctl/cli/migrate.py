@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockctl.cli.context import Invocation, out, tell
-from lockctl.cli.options import Command, Group, duration, maybe_duration
+from lockctl.cli.context import Invocation, out
+from lockctl.cli.happening import Happening
+from lockctl.cli.options import Command, Group, duration
+from lockctl.cli.policy import PolicyCommand, policy
 from lockctl.render.escape import escape_human
 
 if TYPE_CHECKING:
     from lockctl.db import Session
-    from lockctl.migrations.engine import Limits
-    from lockctl.migrations.records import Event, MigrationRun
+    from lockctl.migrations.policy import Policy
 
 
 app = typer.Typer(
@@ -24,60 +25,45 @@ app = typer.Typer(
     add_completion=False,
 )
 
-LockTimeout = Annotated[
-    str, typer.Option("--lock-timeout", metavar="DUR", help="give up waiting for a lock after this time")
-]
-StatementTimeout = Annotated[
-    str | None, typer.Option("--statement-timeout", metavar="DUR", help="give up a statement after this time (none)")
-]
 TargetUp = Annotated[
     str | None,
     typer.Argument(metavar="[TARGET]", help="ffdb@head, n8n@head, plan@head, runs@head, or heads", show_default=False),
 ]
 
 
-@app.command(cls=Command)
-def upgrade(
-    ctx: typer.Context,
-    target: TargetUp = None,
-    lock_timeout: LockTimeout = "5s",
-    statement_timeout: StatementTimeout = None,
-) -> None:
+@app.command(cls=PolicyCommand)
+def upgrade(ctx: typer.Context, target: TargetUp = None) -> None:
     """Go up to TARGET; without one, to the newest of every component that is installed in this database.
 
-    A table that is there is checked and left as it is. Each revision is one transaction: what was committed before a
-    failure stays, and is in the result. Exit 7: blocked; 8: a table's shape differs, or its owner has to make it.
+    A table that is there is checked and left as it is. Each revision is one transaction, tried again when a lock was
+    in the way; what was committed before a failure stays, and is in the result. Exit 7: blocked; 8: a table's shape
+    differs, or its owner has to make it; 11: a step left something; 12: another migration is in progress.
     """
     from lockctl.migrations import operations
 
-    inv = Invocation.of(ctx)
-    limits = _limits(lock_timeout, statement_timeout)
-    session = _writing(inv, limits)
+    inv, rules = Invocation.of(ctx), policy(ctx)
+    happening = Happening(inv)
     run = operations.upgrade(
-        session, target, schema=inv.schema, catalog=inv.catalog, limits=limits, notify=lambda event: _tell(inv, event)
+        _writing(inv, rules), target, schema=inv.schema, catalog=inv.catalog, policy=rules, notify=happening
     )
-    _finish(inv, run, "at the target already")
+    happening.finish(run, "at the target already")
 
 
-@app.command(cls=Command)
+@app.command(cls=PolicyCommand)
 def downgrade(
     ctx: typer.Context,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="ffdb@base, ffdb@-1, a revision, or base for all")],
-    lock_timeout: LockTimeout = "5s",
-    statement_timeout: StatementTimeout = None,
 ) -> None:
     """Go down to TARGET: drop what lockctl created, with its rows, and leave what it adopted. Asks first."""
     from lockctl.migrations import operations
 
-    inv = Invocation.of(ctx)
-    limits = _limits(lock_timeout, statement_timeout)
+    inv, rules = Invocation.of(ctx), policy(ctx)
     inv.must_be_sure()
-    session = _writing(inv, limits)
+    session = _writing(inv, rules)
     inv.confirm(f"Go down to {target}, and drop the tables that lockctl created, with their rows?")
-    run = operations.downgrade(
-        session, target, schema=inv.schema, catalog=inv.catalog, limits=limits, notify=lambda event: _tell(inv, event)
-    )
-    _finish(inv, run, "nothing is installed above the target")
+    happening = Happening(inv)
+    run = operations.downgrade(session, target, schema=inv.schema, catalog=inv.catalog, policy=rules, notify=happening)
+    happening.finish(run, "nothing is installed above the target")
 
 
 @app.command(cls=Command)
@@ -122,63 +108,32 @@ def sql(
         str | None,
         typer.Argument(metavar="[TARGET]", help="as for upgrade, or FROM:TO (heads)", show_default=False),
     ] = None,
-    lock_timeout: LockTimeout = "5s",
+    lock_timeout: Annotated[
+        str, typer.Option("--lock-timeout", metavar="DUR", help="give up waiting for a lock after this time")
+    ] = "5s",
 ) -> None:
     """Print the upgrade as a SQL script, without connecting.
 
     The script leaves a table that is there as it is, and can't check its shape: run `migrate verify` afterwards.
     """
     from lockctl.migrations import operations
+    from lockctl.migrations.policy import Limits
 
     inv = Invocation.of(ctx)
-    script = operations.sql(target, schema=inv.shared.schema, limits=_limits(lock_timeout, None))
+    limits = Limits(lock_timeout_ms=duration("--lock-timeout", lock_timeout))
+    script = operations.sql(target, schema=inv.shared.schema, limits=limits)
     stream = out()
     stream.write(script)
     stream.flush()
 
 
-def _limits(lock_timeout: str, statement_timeout: str | None) -> Limits:
-    from lockctl.migrations.engine import Limits
-
-    return Limits(
-        lock_timeout_ms=duration("--lock-timeout", lock_timeout),
-        statement_timeout_ms=maybe_duration("--statement-timeout", statement_timeout),
-    )
-
-
-def _writing(inv: Invocation, limits: Limits) -> Session:
+def _writing(inv: Invocation, rules: Policy) -> Session:
     database = inv.database(whole=False)
-    database.lock_timeout_ms = limits.lock_timeout_ms
-    database.statement_timeout_ms = limits.statement_timeout_ms
+    database.lock_timeout_ms = rules.limits.lock_timeout_ms
+    database.statement_timeout_ms = rules.limits.statement_timeout_ms
     # Not inv.connect: under SQLAlchemy times must come as SQLAlchemy expects them.
     return inv.stack.enter_context(database.connect(raw_times=False))
 
 
 def _reading(inv: Invocation) -> Session:
     return inv.connect(inv.database(whole=False), read_only=True)
-
-
-def _tell(inv: Invocation, event: Event) -> None:
-    """An event on standard error as it happens: a sentence, or a JSON object on one line."""
-    if not inv.json:
-        inv.say(escape_human(event.message))
-        return
-    import sys
-
-    from lockctl.render import write_object
-
-    if not inv.shared.quiet:
-        write_object(event, fmt="jsonl", out=sys.stderr)
-        sys.stderr.flush()
-
-
-def _finish(inv: Invocation, run: MigrationRun, nothing: str) -> None:
-    """The result on standard output; then the error that ended the run, where there was one, is raised."""
-    result = run.result
-    if result.outcome == "nothing" and not inv.json:
-        inv.say(f"nothing to do: {nothing}")
-    if run.error is not None and result.steps and not inv.json:
-        tell(f"committed before it, and standing: {', '.join(result.steps)}")
-    inv.result(result)
-    if run.error is not None:
-        raise run.error

@@ -55,7 +55,7 @@ class Session:
         self._watch: Session | None = None
         self._in_transaction = False
         self._borrower: Callable[[], None] | None = None
-        self._started = 0.0
+        self.started = 0.0
         self._sample_at = 0.0
         self._cancelled_at: float | None = None
         self._deadline = database.deadline
@@ -221,8 +221,8 @@ class Session:
     def begin_statement(self) -> None:
         """The clocks of a statement start: when to look who blocks it, and its deadline."""
         self.blockers = []
-        self._started = clock.now()
-        self._sample_at = self._started + _FIRST_SAMPLE
+        self.started = clock.now()
+        self._sample_at = self.started + _FIRST_SAMPLE
         self._cancelled_at = None
 
     def _tick(self) -> None:

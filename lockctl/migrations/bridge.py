@@ -7,78 +7,79 @@ not to, and relies on the driver's autocommit being off. So autocommit is off wh
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from psycopg import sql
 
 from lockctl.db import Session
 from lockctl.errors import LockctlError
-from lockctl.migrations.engine import Limits
+from lockctl.migrations.attempts import Attempt
 
 if TYPE_CHECKING:
     import sqlalchemy
 
 
 @contextmanager
-def connection(session: Session, limits: Limits) -> Iterator[sqlalchemy.Connection]:
-    """A SQLAlchemy connection over `session`; each of its transactions gets the limits, and they are read back.
+def connection(attempt: Attempt) -> Iterator[sqlalchemy.Connection]:
+    """A SQLAlchemy connection over the session of `attempt`; each of its transactions gets the limits, read back.
 
-    Database errors come out as ours. The session is in autocommit mode again afterwards.
+    A statement in an autocommit block gets those of a statement outside a transaction. Database errors come out as
+    ours. The session is in autocommit mode again afterwards.
     """
     import sqlalchemy
     from sqlalchemy.pool import StaticPool
 
+    session = attempt.session
     engine = sqlalchemy.create_engine(
         "postgresql+psycopg://", creator=lambda: session.conn, poolclass=StaticPool, use_native_hstore=False
     )
+    commits = _Commits(attempt)
 
     def begin(_connection: Any) -> None:
-        limit(session, limits)
-        # A query of the session's own inside must not bring the session's settings back (see Session.query).
-        session._in_transaction = True
+        commits.settle()
+        if not session.conn.autocommit:
+            attempt.begin()
 
-    def statement(*_args: Any) -> None:
+    def before(_conn: Any, _cursor: Any, statement: str, *_args: Any) -> None:
+        if session.conn.autocommit:
+            attempt.before_alone(statement)
         session.begin_statement()
 
-    session.conn.autocommit = False
-    try:
+    def after(_conn: Any, _cursor: Any, statement: str, *_args: Any) -> None:
+        if session.conn.autocommit:
+            attempt.after_alone(statement)
+
+    with session.lend(attempt.monitor.tick) as conn:
+        conn.autocommit = False
+        # The engine is not disposed of: that would close the session's connection.
         with translated(session), engine.connect() as bound:
             sqlalchemy.event.listen(bound, "begin", begin)
-            sqlalchemy.event.listen(bound, "before_cursor_execute", statement)
+            sqlalchemy.event.listen(bound, "commit", commits.commit)
+            sqlalchemy.event.listen(bound, "before_cursor_execute", before)
+            sqlalchemy.event.listen(bound, "after_cursor_execute", after)
             yield bound
-    finally:
-        # The engine is not disposed of: that would close the session's connection.
-        session._in_transaction = False
-        with suppress(psycopg.Error):
-            session.conn.rollback()
-            session.conn.autocommit = True
 
 
-def limit(session: Session, limits: Limits) -> None:
-    """Put the limits on the transaction that begins, and read them back: they are never assumed.
+class _Commits:
+    """Tells the attempt when something was committed although the step goes on (alembic's autocommit_block does)."""
 
-    Local to the transaction, so that a pooler or a rollback carries nothing over. Raises LockctlError when the
-    server shows other values.
-    """
-    if session.pooled:
-        session._settings_in_transaction()
-    wanted = {
-        "lock_timeout": str(limits.lock_timeout_ms or 0),
-        "statement_timeout": str(limits.statement_timeout_ms or 0),
-    }
-    local = sql.Literal(not session.conn.autocommit)
-    calls = [
-        sql.SQL("set_config({}, {}, {})").format(sql.Literal(name), sql.Literal(value), local)
-        for name, value in wanted.items()
-    ]
-    session.conn.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls)))
-    shown = dict(
-        session.conn.execute("SELECT name, setting FROM pg_settings WHERE name = ANY (%s)", (list(wanted),)).fetchall()
-    )
-    if shown != wanted:
-        raise LockctlError(f"the limits of the migration are not in force: the server shows {shown}, not {wanted}")
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+        self._wrote = False
+
+    def commit(self, _connection: Any) -> None:
+        """SQLAlchemy is about to commit: does the transaction write anything? That the commit succeeds is not known
+        before the next transaction begins; the step's last commit is followed by none."""
+        session = self.attempt.session
+        if not session.conn.autocommit and session.conn.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS:
+            self._wrote = session.one("SELECT txid_current_if_assigned() IS NOT NULL")[0]
+        session.begin_statement()
+
+    def settle(self) -> None:
+        if self._wrote:
+            self._wrote = False
+            self.attempt.stands.append("what the step did before its autocommit block")
 
 
 @contextmanager
@@ -90,10 +91,10 @@ def translated(session: Session) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise session.failure(error, None) from None
+        raise session.failure(error) from None
     except sqlalchemy.exc.DBAPIError as error:
         if isinstance(error.orig, psycopg.Error):
-            raise session.failure(error.orig, None) from None
+            raise session.failure(error.orig) from None
         raise
     except CommandError as error:
         raise LockctlError(" ".join(str(error).split())) from None

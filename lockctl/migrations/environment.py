@@ -13,8 +13,10 @@ from lockctl.activity import blockers
 from lockctl.db import Database, Session
 from lockctl.errors import LockctlError
 from lockctl.migrations import bookkeeping, bridge
-from lockctl.migrations.engine import Limits
-from lockctl.migrations.records import Event
+from lockctl.migrations.attempts import Attempt
+from lockctl.migrations.monitor import Monitor
+from lockctl.migrations.policy import Limits, Policy
+from lockctl.migrations.records import Event, quiet
 from lockctl.migrations.tables import ATTRIBUTE, Scope
 
 if TYPE_CHECKING:
@@ -106,7 +108,9 @@ def _own_connection(schema: str | None, limits: Limits) -> Iterator[tuple[Connec
             dsn, target.source, "alembic", lock_timeout_ms=limits.lock_timeout_ms, sampler=blockers.sample
         )
         session = stack.enter_context(database.connect(raw_times=False))
-        connection = stack.enter_context(bridge.connection(session, limits))
+        policy = Policy(limits)
+        monitor = stack.enter_context(Monitor(session, policy, quiet))
+        connection = stack.enter_context(bridge.connection(Attempt(session, policy, monitor, quiet)))
         yield connection, Scope(session, schema or target.schema, chosen.catalog, limits, _say)
 
 

@@ -6,19 +6,23 @@ A component is a branch of revisions with a label (`ffdb`, `n8n`, `plan`, `runs`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lockctl.catalog import Catalog
 from lockctl.db import Session
-from lockctl.errors import BehindError, LockctlError, UsageError
-from lockctl.migrations import bookkeeping, bridge, engine, tables
-from lockctl.migrations.engine import Limits, Step
+from lockctl.errors import BehindError, BusyError, LockctlError, UsageError
+from lockctl.migrations import bookkeeping, bridge, runner, tables
+from lockctl.migrations.attempts import Attempt
+from lockctl.migrations.engine import Engine, Progress, Step
+from lockctl.migrations.policy import Limits, Policy
 from lockctl.migrations.records import MigrationResult, MigrationRun, Notify, Revision, Verification, quiet
 from lockctl.migrations.scripts import Scripts, config
 
 if TYPE_CHECKING:
     from alembic.runtime.migration import RevisionStep
+
+    Plan = Callable[[Scripts, tuple[str, ...]], list[RevisionStep]]
 
 
 def upgrade(
@@ -27,23 +31,21 @@ def upgrade(
     *,
     schema: str | None = None,
     catalog: Catalog | None = None,
-    limits: Limits | None = None,
+    policy: Policy | None = None,
     notify: Notify = quiet,
 ) -> MigrationRun:
     """Go up to `target`, by default to the head of every component that this database has.
 
     `session` must have been connected with `raw_times=False`. Raises UsageError for a wrong target, and without one
     when no component is installed; AheadError when the database is at a revision that is unknown here. What stops
-    a step is in the run's `error`.
+    a step, or keeps the first from beginning (BusyError), is in the run's `error`.
     """
-    scripts = Scripts(config())
-    book = bookkeeping.locate(session, schema)
-    found = bookkeeping.revisions(session, book)
-    steps: list[RevisionStep] = []
-    for name in [target] if target is not None else [f"{name}@head" for name in _installed(scripts, found)]:
-        steps += scripts.upgrade(scripts.target(name), found)
-    scope = tables.Scope(session, schema, catalog or Catalog.of(), limits or Limits(), notify)
-    return _run(scripts, scope, steps, found)
+
+    def plan(scripts: Scripts, found: tuple[str, ...]) -> list[RevisionStep]:
+        names = [target] if target is not None else [f"{name}@head" for name in _installed(scripts, found)]
+        return [step for name in names for step in scripts.upgrade(scripts.target(name), found)]
+
+    return _migrate(session, plan, _scope(session, schema, catalog, policy, notify), policy or Policy())
 
 
 def downgrade(
@@ -52,17 +54,17 @@ def downgrade(
     *,
     schema: str | None = None,
     catalog: Catalog | None = None,
-    limits: Limits | None = None,
+    policy: Policy | None = None,
     notify: Notify = quiet,
 ) -> MigrationRun:
     """Go down to `target`, dropping what lockctl created and leaving what it adopted. Errors as for `upgrade`."""
-    scripts = Scripts(config())
-    if target in scripts.components:
-        raise UsageError(f"how far down is {target!r} to go?", hint=f"write {target}@base or {target}@-1")
-    found = bookkeeping.revisions(session, bookkeeping.locate(session, schema))
-    steps = scripts.downgrade(scripts.target(target), found)
-    scope = tables.Scope(session, schema, catalog or Catalog.of(), limits or Limits(), notify)
-    return _run(scripts, scope, steps, found)
+
+    def plan(scripts: Scripts, found: tuple[str, ...]) -> list[RevisionStep]:
+        if target in scripts.components:
+            raise UsageError(f"how far down is {target!r} to go?", hint=f"write {target}@base or {target}@-1")
+        return scripts.downgrade(scripts.target(target), found)
+
+    return _migrate(session, plan, _scope(session, schema, catalog, policy, notify), policy or Policy())
 
 
 def current(session: Session, *, schema: str | None = None) -> list[Revision]:
@@ -156,17 +158,39 @@ def _installed(scripts: Scripts, found: Sequence[str]) -> tuple[str, ...]:
     return bookkeeping.ordered({name for name in names if name is not None})
 
 
-def _run(scripts: Scripts, scope: tables.Scope, steps: Sequence[RevisionStep], found: tuple[str, ...]) -> MigrationRun:
-    session = scope.session
-    assert session is not None
-    progress = engine.run([_step(scripts, scope, step) for step in steps], scope.notify)
+def _scope(
+    session: Session, schema: str | None, catalog: Catalog | None, policy: Policy | None, notify: Notify
+) -> tables.Scope:
+    return tables.Scope(session, schema, catalog or Catalog.of(), (policy or Policy()).limits, notify)
+
+
+def _migrate(session: Session, plan: Plan, scope: tables.Scope, policy: Policy) -> MigrationRun:
+    """Plan and run under the runner's lock: another runner may have done it all while this one waited."""
+    scripts = Scripts(config())
+    # A wrong target is told before anything is waited for.
+    found = bookkeeping.revisions(session, bookkeeping.locate(session, scope.schema))
+    plan(scripts, found)
+    try:
+        with runner.held(session.database, policy, scope.notify) as lock:
+            found = bookkeeping.revisions(session, bookkeeping.locate(session, scope.schema))
+            steps = [_step(scripts, scope, step) for step in plan(scripts, found)]
+            progress = Engine(session, policy, scope.notify, lock.check).run(steps)
+    except BusyError as error:
+        return MigrationRun(
+            MigrationResult("busy", found, found, (), 0, 0, tuple(error.details.get("blockers", ()))), error
+        )
     to = found
     if progress.done:
         try:
             to = bookkeeping.revisions(session, bookkeeping.locate(session, scope.schema))
         except LockctlError as error:
             progress.error = progress.error or error
-    result = MigrationResult(
+    return MigrationRun(result(progress, found, to), progress.error)
+
+
+def result(progress: Progress, found: tuple[str, ...], to: tuple[str, ...]) -> MigrationResult:
+    """What the contract tells of a migration."""
+    return MigrationResult(
         outcome=progress.outcome,
         from_=found,
         to=to,
@@ -175,16 +199,14 @@ def _run(scripts: Scripts, scope: tables.Scope, steps: Sequence[RevisionStep], f
         waited_ms=progress.waited_ms,
         blockers=progress.blockers,
     )
-    return MigrationRun(result, progress.error)
 
 
 def _step(scripts: Scripts, scope: tables.Scope, step: RevisionStep) -> Step:
     revision = step.revision.revision
     up = step.is_upgrade
 
-    def run() -> None:
-        assert scope.session is not None
-        with bridge.connection(scope.session, scope.limits) as connection:
+    def run(attempt: Attempt) -> None:
+        with bridge.connection(attempt) as connection:
             attributes = scripts.config.attributes
             attributes.update({"connection": connection, tables.ATTRIBUTE: scope, "raise_ours": True})
             _environment(scripts, lambda _found, _context: [step])

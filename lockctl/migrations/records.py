@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lockctl.errors import LockctlError
+from lockctl.errors import Interrupted, LockctlError
 from lockctl.records import Blocker
 
 
@@ -42,10 +42,10 @@ class MigrationResult:
 
 @dataclass(frozen=True, slots=True)
 class MigrationRun:
-    """A result, and the error that ended it early: steps committed before an error stay, and both must be told."""
+    """A result, and the error or signal that ended it early: what was committed before it stays, so both are told."""
 
     result: MigrationResult
-    error: LockctlError | None = None
+    error: LockctlError | Interrupted | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,23 @@ class Verification:
 class Event:
     """Something that happened during a migration, told as it happens.
 
-    `event` is `step` (an attempt begins), `created`, `adopted`, `dropped`, `left` (a table), `committed`, `blocked` or
-    `failed` (a step).
+    `event` is `step` (an attempt begins), `created`, `adopted`, `dropped`, `left` (a table, an index), `committed`,
+    `blocked`, `failed`, `partial` or `interrupted` (a step), `waiting` (for whom; again when that changes), `retry` (an
+    attempt ended at a lock, another follows), `runner` (about the runner's lock), `cancelled`, `terminated`, `spared`
+    (what --on-block did), `warning`. `progress` comes ten times a second while something is waited for, and is for a
+    line that is kept up to date on a terminal, not for a log.
+
+    `step` of `steps` counts from 1; `waited_ms` is what this attempt has waited for locks so far.
     """
 
     event: str
     message: str
     revision: str | None = None
     attempt: int | None = None
+    step: int | None = None
+    steps: int | None = None
+    waited_ms: int | None = None
+    blockers: tuple[Blocker, ...] = ()
 
 
 Notify = Callable[[Event], None]

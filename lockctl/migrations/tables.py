@@ -17,7 +17,7 @@ from lockctl.db.relations import quote
 from lockctl.errors import BehindError
 from lockctl.leases import shape
 from lockctl.migrations import bookkeeping, offline
-from lockctl.migrations.engine import Limits
+from lockctl.migrations.policy import Limits
 from lockctl.migrations.records import Event, Notify, quiet
 
 ATTRIBUTE = "lockctl"

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """A session, prepared transaction or autovacuum that waits or is waited for (`pg_locks`, `pg_stat_activity`)."""
+    """A session, prepared transaction or autovacuum that waits or is waited for (`pg_locks`, `pg_stat_activity`).
+
+    `kind` is `session`, `prepared` (pid 0, with its `gid`), `autovacuum`, or `own` for a session of lockctl's. Times
+    are whole milliseconds. `lock_mode` and `relation` are of the lock that is waited for, or stood in the way.
+    `note` says what a person should know or do about it, None where the rest says it all.
+    """
 
     pid: int
     blocked_by: tuple[int, ...]
@@ -23,3 +28,4 @@ class Blocker:
     lock_mode: str | None
     relation: str | None
     query: str | None
+    note: str | None = None

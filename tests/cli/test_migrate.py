@@ -117,7 +117,7 @@ def test_blocked_is_a_result_and_an_error_that_names_the_blocker(dsn: str) -> No
     with psycopg.connect(dsn, application_name="forgotten psql") as idle:
         pid = idle.info.backend_pid
         idle.execute("SELECT count(*) FROM verrou")
-        words = ("migrate", "downgrade", "base", "-y", "--lock-timeout", "900ms")
+        words = ("migrate", "downgrade", "base", "-y", "--lock-timeout", "900ms", "--retries", "0")
         done = run_lockctl(*words, "-f", "json", dsn=dsn)
     assert done.returncode == 7
     result = done.json()

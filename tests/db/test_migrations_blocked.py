@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy
 
 from lockctl.activity.blockers import sample
-from lockctl.db import Database
+from lockctl.db import Database, Session
 from lockctl.errors import BlockedError, DeniedError, LockctlError
 from lockctl.migrations import bridge, operations
-from lockctl.migrations.engine import Limits
-from lockctl.migrations.records import MigrationRun
+from lockctl.migrations.attempts import Attempt
+from lockctl.migrations.monitor import Monitor
+from lockctl.migrations.policy import Limits, Policy
+from lockctl.migrations.records import MigrationRun, quiet
 
 Conn = psycopg.Connection[Any]
 SHORT = Limits(lock_timeout_ms=900)
+
+
+@contextmanager
+def bound(session: Session, limits: Limits) -> Iterator[sqlalchemy.Connection]:
+    """SQLAlchemy's connection over a session, as a step gets it."""
+    policy = Policy(limits)
+    with (
+        Monitor(session, policy, quiet) as monitor,
+        bridge.connection(Attempt(session, policy, monitor, quiet)) as connection,
+    ):
+        yield connection
 
 
 @pytest.fixture
@@ -32,7 +47,7 @@ def idle(dsn: str) -> Iterator[Conn]:
 def down(dsn: str, target: str, limits: Limits = SHORT) -> MigrationRun:
     database = Database(dsn, "the test", "migrate downgrade", sampler=sample)
     with database.connect(raw_times=False) as session:
-        return operations.downgrade(session, target, limits=limits)
+        return operations.downgrade(session, target, policy=Policy(limits, retries=0))
 
 
 def test_behind_an_idle_transaction_it_is_blocked_and_says_by_whom(dsn: str, idle: Conn, conn: Conn) -> None:
@@ -72,7 +87,7 @@ def test_it_goes_on_when_the_blocker_leaves_in_time(dsn: str, idle: Conn) -> Non
 
 def test_the_limits_are_local_to_each_transaction_and_read_back(dsn: str) -> None:
     with Database(dsn, "the test", "migrate", lock_timeout_ms=None).connect(raw_times=False) as session:
-        with bridge.connection(session, Limits(lock_timeout_ms=1234, statement_timeout_ms=60_000)) as connection:
+        with bound(session, Limits(lock_timeout_ms=1234, statement_timeout_ms=60_000)) as connection:
             for _ in range(2):
                 with connection.begin() as transaction:
                     shown = connection.exec_driver_sql("SHOW lock_timeout").scalar()
@@ -85,7 +100,7 @@ def test_the_limits_are_local_to_each_transaction_and_read_back(dsn: str) -> Non
 def test_through_a_pooler_the_limits_hold_beside_queries_of_the_session(pgbouncer_dsn: str) -> None:
     with Database(pgbouncer_dsn, "the test", "migrate").connect(raw_times=False) as session:
         assert session.pooled
-        with bridge.connection(session, Limits(lock_timeout_ms=1234)) as connection, connection.begin():
+        with bound(session, Limits(lock_timeout_ms=1234)) as connection, connection.begin():
             for _ in range(2):
                 assert session.one("SHOW lock_timeout") == ("1234ms",)
                 assert connection.exec_driver_sql("SHOW lock_timeout").scalar() == "1234ms"
@@ -101,14 +116,14 @@ def test_a_limit_that_is_not_in_force_is_an_error(dsn: str, monkeypatch: pytest.
         monkeypatch.setattr(session.conn, "execute", tampered)
         with (
             pytest.raises(LockctlError, match="not in force"),
-            bridge.connection(session, Limits(lock_timeout_ms=77)) as connection,
+            bound(session, Limits(lock_timeout_ms=77)) as connection,
         ):
             connection.begin()
 
 
 def test_nothing_is_prepared_under_sqlalchemy(dsn: str) -> None:
     with Database(dsn, "the test", "migrate").connect(raw_times=False) as session:
-        with bridge.connection(session, Limits()) as connection, connection.begin():
+        with bound(session, Limits()) as connection, connection.begin():
             for _ in range(20):
                 connection.exec_driver_sql("SELECT %(n)s::int", {"n": 1})
             prepared = connection.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements").scalar()
