@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from lockctl.embedded.identity import unprivileged
+from lockctl.embedded.identity import hand_over, unprivileged
 from lockctl.embedded.places import PORT, Places, State, answers, make_private, socket_dir, take, visit
 from lockctl.errors import LockctlError
 
@@ -53,6 +53,7 @@ def _start(places: Places, bin_dir: Path, settings: list[str], alive: IO[bytes])
     prefix = unprivileged()
     if not data.exists():
         _initdb([*prefix, bin_dir / "initdb"], data, alive, sync="fsync=off" not in settings)
+    hand_over(data, prefix)
     _drop_stale_pid(data)
     options = [
         "listen_addresses=",

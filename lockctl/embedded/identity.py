@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 from lockctl.errors import UnreachableError
 
@@ -16,6 +17,8 @@ _NOBODY = (
     *("--inh-caps=+dac_override", "--ambient-caps=+dac_override"),
 )
 """Nobody, who may still pass through root's folders: for where user namespaces are forbidden, as in most containers."""
+
+_NOBODY_UID = 65534
 
 
 def unprivileged() -> tuple[str, ...]:
@@ -35,3 +38,16 @@ def unprivileged() -> tuple[str, ...]:
         "PostgreSQL does not run as root, and neither a user namespace (unshare) nor setpriv is allowed here",
         hint="run lockctl as an ordinary user",
     )
+
+
+def hand_over(folder: Path, prefix: tuple[str, ...]) -> None:
+    """Give `folder` and all in it to the user that programs behind `prefix` are; postgres insists on that for its data.
+
+    Only root can be two: it could make a namespace when the folder was made and can't now, or the other way round.
+    """
+    owner = _NOBODY_UID if prefix[:1] == _NOBODY[:1] else os.geteuid()
+    if folder.stat().st_uid == owner or os.geteuid() != 0:
+        return
+    for path, folders, files in os.walk(folder):
+        for name in (".", *folders, *files):
+            os.lchown(Path(path, name), owner, owner)

@@ -266,18 +266,20 @@ def test_without_binaries_the_hint_says_what_to_install(monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to step down")
 def test_root_steps_down_where_user_namespaces_are_forbidden(
-    place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ready: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "unshare").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "unshare").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert embedded.unprivileged()[0] == "setpriv"
-    with start(place) as server:
-        assert query(server.conninfo) == 1
-        assert pwd.getpwuid(postmaster(place).uids().effective).pw_name == "nobody"
-        kill_supervisor(place, signal.SIGKILL)
-        with start(place) as again:
-            assert query(again.conninfo) == 1
+    with monkeypatch.context() as forbidden:
+        forbidden.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        with start(ready) as server:
+            assert query(server.conninfo) == 1
+            assert postmaster(ready).uids().effective == pwd.getpwnam("nobody").pw_uid
+            kill_supervisor(ready, signal.SIGKILL)
+            with start(ready) as again:
+                assert query(again.conninfo) == 1
+    with start(ready) as allowed:
+        assert query(allowed.conninfo) == 1
 
 
 def test_the_server_runs_as_no_root(ready: Path) -> None:
