@@ -10,7 +10,7 @@ import re
 from lockctl.errors import UsageError
 
 _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
-_SHAPE = re.compile("".join(rf"(?:(?P<{unit}>[0-9]+){unit})?" for unit in _UNITS_MS))
+_SHAPE = "".join(rf"(?:(?P<{unit}>[0-9]+){unit})?" for unit in _UNITS_MS)
 LONGEST_MS = 36_500 * _UNITS_MS["d"]
 """A hundred years: more is a typing error, and every expiry type can still hold it."""
 
@@ -27,7 +27,7 @@ def parse(text: str, *, zero: bool = False) -> int:
         raise UsageError(
             f"duration {text!r} has no unit", hint=f"write for example {word.lstrip('+-')}s or {word.lstrip('+-')}ms"
         )
-    found = _SHAPE.fullmatch(word)
+    found = re.fullmatch(_SHAPE, word)
     if not word or found is None:
         raise UsageError(f"{text!r} is not a duration", hint="write for example 250ms, 30s, 5m, 2h, 1d or 1h30m")
     total = sum(int(count) * _UNITS_MS[unit] for unit, count in found.groupdict().items() if count)

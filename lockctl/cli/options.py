@@ -7,7 +7,7 @@ They are parameters of the root and of every command; whichever stands on the co
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import typer
@@ -17,10 +17,10 @@ from lockctl import durations
 from lockctl.errors import UsageError
 
 
-@dataclass(slots=True)
 class Shared:
     """Connection and output options as given; None or False where they were not."""
 
+    # Not a dataclass: every command makes this one class, and a dataclass costs most of a millisecond.
     dsn: str | None = None
     profile: str | None = None
     config: str | None = None
@@ -86,10 +86,18 @@ def _store(ctx: typer.Context, param: Any, value: Any) -> None:
     setattr(shared, param.name, value)
 
 
-def shared_options(*, hidden: bool) -> list[TyperOption]:
-    """The shared options as parameters of one command."""
-    return [
-        TyperOption(
+class _SharedOption(TyperOption):
+    """A shared option: the root's help describes it, that of a command only names it."""
+
+    def get_help_record(self, ctx: Any) -> tuple[str, str] | None:
+        return super().get_help_record(ctx) if ctx.parent is None else None
+
+
+@cache
+def shared_options() -> tuple[TyperOption, ...]:
+    """The shared options as parameters, the same for the root and every command."""
+    return tuple(
+        _SharedOption(
             param_decls=[spec.field, *spec.names],
             help=spec.help,
             metavar=spec.metavar,
@@ -98,10 +106,9 @@ def shared_options(*, hidden: bool) -> list[TyperOption]:
             default=None if spec.metavar else (0 if spec.field == "verbose" else False),
             callback=_store,
             expose_value=False,
-            hidden=hidden,
         )
         for spec in _SPECS
-    ]
+    )
 
 
 _ALSO = "Connection and output options (described in `lockctl --help`; before or after the command):"
@@ -111,7 +118,7 @@ class Command(TyperCommand):
     """A command that takes the shared options too."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs["params"] = [*(kwargs.get("params") or []), *shared_options(hidden=True)]
+        kwargs["params"] = [*(kwargs.get("params") or []), *shared_options()]
         super().__init__(*args, **kwargs)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -128,7 +135,7 @@ class Root(TyperGroup):
     """The root: the shared options, shown in full."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs["params"] = [*(kwargs.get("params") or []), *shared_options(hidden=False)]
+        kwargs["params"] = [*(kwargs.get("params") or []), *shared_options()]
         super().__init__(*args, **kwargs)
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -139,7 +146,7 @@ class Group(TyperGroup):
     """A group of commands: the shared options may stand between its name and that of its command, too."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs["params"] = [*(kwargs.get("params") or []), *shared_options(hidden=True)]
+        kwargs["params"] = [*(kwargs.get("params") or []), *shared_options()]
         super().__init__(*args, **kwargs)
 
 

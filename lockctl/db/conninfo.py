@@ -13,8 +13,8 @@ from pathlib import Path
 
 from lockctl.errors import UsageError
 
-_URL = re.compile(r"^(?P<scheme>postgres(?:ql)?(?:\+psycopg\w*)?)://(?P<rest>.*)$", re.DOTALL)
-_HOSTS = re.compile(r"^(?:(?:\[[^\]]*\]|[^:@/\[\]]*)(?::[0-9]*)?)(?:,(?:\[[^\]]*\]|[^:@/\[\]]*)(?::[0-9]*)?)*$")
+_URL = r"^(?P<scheme>postgres(?:ql)?(?:\+psycopg\w*)?)://(?P<rest>.*)$"
+_HOSTS = r"^(?:(?:\[[^\]]*\]|[^:@/\[\]]*)(?::[0-9]*)?)(?:,(?:\[[^\]]*\]|[^:@/\[\]]*)(?::[0-9]*)?)*$"
 
 _secrets: set[str] = set()
 
@@ -60,12 +60,12 @@ def _plain_url(text: str, source: str) -> str:
 
     libpq would take the rest of such a password for the host name and print it.
     """
-    match = _URL.match(text)
+    match = re.match(_URL, text, re.DOTALL)
     if match is None:
         return text
     authority = re.split(r"[/?#]", match["rest"], maxsplit=1)[0]
     hosts = authority.rpartition("@")[2]
-    if authority.count("@") > 1 or not _HOSTS.match(_unquoted_sockets(hosts)) or "@" in _path(match["rest"]):
+    if authority.count("@") > 1 or not re.match(_HOSTS, _unquoted_sockets(hosts)) or "@" in _path(match["rest"]):
         raise UsageError(
             f"the connection URL from {source} is malformed",
             hint="percent-encode special characters in the user name and password: %40 for @, %2F for /, %3A for :",

@@ -12,7 +12,8 @@ _NAMED = {"\t": r"\t", "\n": r"\n", "\r": r"\r"}
 # Controls, line and paragraph separators, surrogates, and everything that Unicode calls format (Cf) or default
 # ignorable: bidirectional overrides, joiners, fillers, variation selectors, tags. One of them in a key makes two
 # keys look alike, or a line read backwards. A test holds this list against `unicodedata`.
-_INVISIBLE = re.compile(
+# Compiled when first used: most commands meet plain text only.
+_INVISIBLE = (
     "["
     "\x00-\x1f\x7f-\x9f\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890-\u0891\u08e2\u115f-\u1160\u17b4-\u17b5"
     "\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
@@ -30,7 +31,7 @@ def escape_human(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return _INVISIBLE.sub(lambda found: _NAMED.get(found[0]) or _numbered(found[0]), text)
+    return re.sub(_INVISIBLE, lambda found: _NAMED.get(found[0]) or _numbered(found[0]), text)
 
 
 def escape_tsv(text: str) -> str:
