@@ -103,8 +103,6 @@ def _check(config: Config, data: dict[str, Any]) -> Config:
             config.fail(f"{name} must be {'text' if _TOP[name] is str else 'a table'}", name)
     profiles = data.get("profiles", {})
     default = data.get("default_profile")
-    if default is not None and default not in profiles:
-        config.fail(f"default_profile names {default!r}, and there is no [profiles.{default}]", "default_profile")
     sources = _sources(config, data["sources"]) if data.get("sources") else {}
     tables = [_table(config, name, entry) for name, entry in data.get("tables", {}).items()]
     return config._replace(default_profile=default, profiles=profiles, catalog=Catalog.of(tables), sources=sources)

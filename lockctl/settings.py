@@ -14,6 +14,7 @@ from lockctl.config import Config, profile
 from lockctl.errors import UsageError
 
 EMBEDDED = "embedded:"
+NO_DATABASE = "no database was named"
 # The variables of libpq that say *where*; PGPASSWORD or PGSSLMODE alone name no database.
 _PG_WHERE = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
 
@@ -52,12 +53,14 @@ def choose(
         return _given(environ["LOCKCTL_DSN"], "LOCKCTL_DSN", environ.get("LOCKCTL_SCHEMA") or None)
     if environ.get("LOCKCTL_PROFILE"):
         return _of_profile(config, environ["LOCKCTL_PROFILE"], environ)
-    if config.default_profile is not None:
-        return _of_profile(config, config.default_profile, environ)
+    if (default := config.default_profile) is not None:
+        if default not in config.profiles:
+            config.fail(f"default_profile names {default!r}, and there is no [profiles.{default}]", "default_profile")
+        return _of_profile(config, default, environ)
     if named := [name for name in _PG_WHERE if environ.get(name)]:
         return Target("", ", ".join(named))
     raise UsageError(
-        "no database was named",
+        NO_DATABASE,
         hint="give --dsn, --profile or --embedded, or set LOCKCTL_DSN, LOCKCTL_PROFILE or PGHOST/PGDATABASE/PGSERVICE",
     )
 

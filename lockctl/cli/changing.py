@@ -118,7 +118,7 @@ def extend(
     from lockctl.leases import operations
 
     inv = Invocation.of(ctx)
-    about = subject(inv, table, key, key_words, lease)
+    about = subject(inv, table, key, key_words, lease=lease, by_token=True)
     owner = _owner(about, holder)
     ttl_ms = maybe_duration("--ttl", ttl) or (about.lease.ttl_ms if about.lease else about.table.default_ttl_ms)
     session = inv.connect(inv.database())
@@ -151,7 +151,7 @@ def release(
     from lockctl.leases import operations
 
     inv = Invocation.of(ctx)
-    about = subject(inv, table, key, key_words, lease)
+    about = subject(inv, table, key, key_words, lease=lease, by_token=True)
     if not force:
         owner = _owner(about, holder)
         session = inv.connect(inv.database())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -69,9 +70,7 @@ def inspect(
     every_ms = maybe_duration("--watch", watch)
     chosen = [inv.catalog.get(table)] if table else list(inv.catalog.tables.values())
     session = inv.connect(inv.database(whole=False), read_only=True)
-    _repeat(
-        every_ms, lambda: _inspect_once(inv, session, chosen, wanted, sort, limit, summary, named=table is not None)
-    )
+    repeat(every_ms, lambda: _inspect_once(inv, session, chosen, wanted, sort, limit, summary, named=table is not None))
 
 
 def _inspect_once(
@@ -87,7 +86,7 @@ def _inspect_once(
 ) -> None:
     from lockctl.leases import inspect as reading
 
-    on_terminal = limit is None and not summary and out().isatty() and inv.list_format() == "table"
+    on_terminal = limit is None and not summary and out().isatty()
     allowed = TERMINAL_LIMIT + 1 if on_terminal else limit
     failures: list[LockctlError] = []
 
@@ -113,7 +112,8 @@ def _inspect_once(
         raise typer.Exit(failures[0].code)
 
 
-def _repeat(every_ms: int | None, show: Callable[[], None]) -> None:
+def repeat(every_ms: int | None, show: Callable[[], None]) -> None:
+    """Call `show` once, or again each `every_ms` milliseconds until a signal comes, on a terminal from its top."""
     while True:
         if every_ms is not None and out().isatty():
             out().write("\x1b[H\x1b[2J")
@@ -135,16 +135,17 @@ def check(
     from lockctl.leases import operations
 
     inv = Invocation.of(ctx)
-    about = subject(inv, table, key, key_words, lease)
+    about = subject(inv, table, key, key_words, lease=lease, by_token=True)
     expected = about.holder(holder)
     session = inv.connect(inv.database(), read_only=True)
     locked = about.locked_table(session, inv.schema)
     result = operations.check(session, locked, about.key, expected)
     inv.say(sentence("check", about.text, result))
-    if inv.json:
-        inv.result(result)
-    else:
-        inv.rows([result.lock], LockRow)
+    with suppress(BrokenPipeError):  # the exit code is the answer, whoever reads the row
+        if inv.json:
+            inv.result(result)
+        else:
+            inv.rows([result.lock], LockRow)
     if result.outcome == "held":
         mine = expected is None or (result.lock is not None and result.lock.holder == locked_holder(locked, expected))
         raise typer.Exit(0 if mine else 3)

@@ -67,7 +67,7 @@ def run(
 
     inv = Invocation.of(ctx)
     argv = tail(ctx)
-    about = subject(inv, table, key, key_words, lease)
+    about = subject(inv, table, key, key_words, lease=lease, by_token=True)
     patience = patience_of(wait, attempts, delay)
     owner = about.holder(holder)
     if about.lease is not None and not patience.once:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import typer
 
 from lockctl import durations
@@ -81,6 +83,7 @@ def finish(inv: Invocation, verb: str, text: str, result: LeaseResult, code: int
     """Say the result, write it where a format was asked for, and end with its exit code."""
     inv.say(sentence(verb, text, result))
     if inv.shared.format is not None:
-        inv.result(result)
+        with suppress(BrokenPipeError):  # the change was made: its exit code stands
+            inv.result(result)
     if code:
         raise typer.Exit(code)

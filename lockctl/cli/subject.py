@@ -67,9 +67,14 @@ def subject(
     table: str | None,
     key: Sequence[str] | None,
     key_words: Sequence[str] | None,
+    *,
     lease: str | None = None,
+    by_token: bool = False,
 ) -> Subject:
-    """The lease that the words of a command line name. Raises UsageError."""
+    """The lease that the words of a command line name. Raises UsageError.
+
+    `by_token`: the command takes a lease token too, from `lease` or from LOCKCTL_LEASE where no table is named.
+    """
     from lockctl.leases.shape import key_words as as_key
 
     words_given = [*(key or ()), *(key_words or ())]
@@ -78,10 +83,11 @@ def subject(
     if key and key_words:
         raise UsageError("give the key either as words or with --key, not both")
     if lease is None and table is None:
-        lease = os.environ.get("LOCKCTL_LEASE") or None
-        if lease is None or words_given:
+        lease = (os.environ.get("LOCKCTL_LEASE") or None) if by_token and not words_given else None
+        if lease is None:
             known = ", ".join(inv.catalog.tables)
-            raise UsageError("which table?", hint=f"give TABLE KEY..., or a lease token; tables: {known}")
+            token = ", or a lease token" if by_token else ""
+            raise UsageError("which table?", hint=f"give TABLE KEY...{token}; tables: {known}")
     if lease is not None:
         return _of_token(inv, lease, words_given)
     description = inv.catalog.get(table or "")
