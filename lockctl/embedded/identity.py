@@ -14,9 +14,12 @@ _NAMESPACE = ("unshare", "-U", "--map-user=1000", "--map-group=1000")
 
 _NOBODY = (
     *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--pdeathsig=INT"),
-    *("--inh-caps=+dac_override", "--ambient-caps=+dac_override"),
+    *("--inh-caps=+dac_override", "--ambient-caps=+dac_override", "--securebits=+no_setuid_fixup"),
 )
-"""Nobody, who may still pass through root's folders: for where user namespaces are forbidden, as in most containers."""
+"""Nobody, who may still pass through root's folders: for where user namespaces are forbidden, as in most containers.
+
+The secure bit is for access(2), by which initdb looks for postgres: it would count no capability of a user who is not root.
+"""
 
 _NOBODY_UID = 65534
 
