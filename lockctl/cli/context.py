@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
@@ -120,8 +121,10 @@ class Invocation:
     def rows(self, records: Iterable[Any], kind: type[Any]) -> int:
         """Write a list of records of the class `kind`; returns how many there were."""
         stream, fmt = out(), self.list_format()
+        rest = iter(records)
+        first = list(islice(rest, 1))  # what goes wrong before the first row leaves standard output empty
         count = render.write_rows(
-            records,
+            chain(first, rest),
             list(kind.__dataclass_fields__),
             fmt=fmt,
             out=stream,
