@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lockctl.cli import sqlfiles
 from lockctl.cli.context import Invocation, out
 from lockctl.cli.happening import Happening
 from lockctl.cli.options import Command, Group, duration
@@ -125,6 +126,10 @@ def sql(
     stream = out()
     stream.write(script)
     stream.flush()
+
+
+app.command(cls=PolicyCommand)(sqlfiles.apply)
+app.command(cls=Command)(sqlfiles.plan)
 
 
 def _writing(inv: Invocation, rules: Policy) -> Session:

@@ -111,9 +111,9 @@ def ends_step(node: Any) -> bool:
     return False
 
 
-def copies_stdin(node: Any) -> bool:
-    """Is it COPY … FROM STDIN, whose rows follow it on the wire and are no SQL?"""
-    return kind(node) == "CopyStmt" and bool(node.is_from) and node.filename is None and not node.is_program
+def copies(node: Any) -> bool:
+    """Is it COPY … FROM STDIN or TO STDOUT, whose rows go over the wire beside the SQL?"""
+    return kind(node) == "CopyStmt" and node.filename is None and not node.is_program
 
 
 def setting(node: Any) -> bool:

@@ -18,7 +18,7 @@ from lockctl.errors import UsageError
 from lockctl.migrations import grammar
 
 _MARK = re.compile(r"--\s*lockctl:\s*(.*?)\s*\Z", re.DOTALL)
-_COPY = "COPY … FROM STDIN needs rows, which are no SQL: load them with psql"
+_COPY = "COPY … FROM STDIN and TO STDOUT move rows beside the SQL: use psql for them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class _Splitter:
             node: Any = raw.stmt
             start = raw.stmt_location or 0
             end = start + raw.stmt_len if raw.stmt_len else len(self.text)
-            if grammar.copies_stdin(node):
+            if grammar.copies(node):
                 raise self._error(self._line(start), _COPY)
             line = self._line(start)
             yield Statement(self.text[start:end].rstrip(), line, node, grammar.alone(node), above.get(line - 1)), start
