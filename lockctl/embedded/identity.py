@@ -18,7 +18,8 @@ _NOBODY = (
 )
 """Nobody, who may still pass through root's folders: for where user namespaces are forbidden, as in most containers.
 
-The secure bit is for access(2), by which initdb looks for postgres: it would count no capability of a user who is not root.
+The secure bit is for access(2), by which initdb looks for postgres: without it a user who is not root has no
+capability there.
 """
 
 _NOBODY_UID = 65534
