@@ -148,7 +148,7 @@ def test_case_14_term_at_any_moment_of_the_acquire_leaves_no_row_and_no_command(
     proxy: Proxy, dsn: str, conn: psycopg.Connection, tmp_path: Path, answers: list[int]
 ) -> None:
     """Before the command is started nothing is; afterwards the signal is its own."""
-    proxy.delay(0.02)
+    proxy.delay(0.01)
     for moment in range(answers[2], answers[3] + 1):
         mark, count = Marked(), proxy.connections
         with running(proxy.dsn(dsn), "nightly", "sh", "-c", "sleep 300", mark.word) as process:

@@ -19,7 +19,7 @@ from tests.support.waiting import until
 
 
 class Marked:
-    """Processes that can be found again: a word of their own is in their arguments."""
+    """Processes that can be found again: a word of their own is in their arguments. lockctl itself is none of them."""
 
     def __init__(self) -> None:
         self.word = f"mark-{uuid.uuid4().hex}"
@@ -28,7 +28,8 @@ class Marked:
         found = []
         for process in psutil.process_iter():
             try:
-                if process.status() != psutil.STATUS_ZOMBIE and self.word in process.cmdline():
+                words = process.cmdline()
+                if self.word in words and "lockctl" not in words and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except psutil.Error:
                 continue
