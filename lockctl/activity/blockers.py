@@ -15,8 +15,9 @@ _YIELDS = "an autovacuum, which yields to a waiter after deadlock_timeout"
 _QUEUE = "it waits itself, ahead in the queue"
 _HIDDEN = "what it does is hidden from this role: GRANT pg_read_all_stats (or pg_monitor) TO {role} shows it"
 
-# pg_blocking_pids names a prepared transaction as pid 0; its locks belong to a virtual transaction -1/XID.
-# It names those ahead in the wait queue, too ("soft" blocks), which is what an operator has to see.
+# pg_blocking_pids names a prepared transaction as pid 0. Its locks have no pid; they belong to one virtual transaction
+# (the preparing session's, or -1/XID after a restart), which is found through the lock on its own transaction id.
+# pg_blocking_pids names those ahead in the wait queue, too ("soft" blocks), which is what an operator has to see.
 _EDGES = """
 WITH RECURSIVE start(pid) AS (
     SELECT pid FROM unnest(%(pids)s::int[]) AS pid
@@ -33,7 +34,8 @@ wanted AS (
     SELECT l.* FROM locks AS l WHERE NOT l.granted AND l.pid IN (SELECT waiter FROM edges)),
 meets AS (
     SELECT w.pid AS waiter, h.pid AS holder, h.virtualtransaction, h.mode, h.granted, w.mode AS wanted_mode,
-           w.locktype, w.database, coalesce(w.relation, t.relation) AS relation, w.transactionid, w.classid, w.objid
+           w.locktype, w.transactionid, w.classid, w.objid,
+           coalesce(w.database, t.database) AS database, coalesce(w.relation, t.relation) AS relation
       FROM wanted AS w
       JOIN locks AS h ON h.locktype = w.locktype
        AND (h.database, h.relation, h.page, h.tuple, h.virtualxid, h.transactionid, h.classid, h.objid, h.objsubid)
@@ -84,8 +86,9 @@ SELECT 0, '{{{{}}}}'::int[], 'prepared', x.gid, x.owner::text, NULL, NULL, 'prep
        (extract(epoch FROM clock_timestamp() - x.prepared) * 1000)::int8, NULL, m.mode, m.shown, NULL,
        current_user::text
   FROM pg_prepared_xacts AS x
+  JOIN locks AS own ON own.locktype = 'transactionid' AND own.transactionid = x.transaction AND own.pid IS NULL
   JOIN LATERAL (SELECT m.mode, {_SHOWN} AS shown FROM meets AS m
-                 WHERE m.holder IS NULL AND m.granted AND m.virtualtransaction = '-1/' || x.transaction::text
+                 WHERE m.holder IS NULL AND m.granted AND m.virtualtransaction = own.virtualtransaction
                  ORDER BY array_position({{modes}}, m.mode) LIMIT 1) AS m ON true
  ORDER BY 1, 4
 """
@@ -174,7 +177,8 @@ _HOLDERS = """
 SELECT l.virtualtransaction FROM pg_locks AS l
  WHERE l.locktype = 'virtualxid' AND l.granted AND l.pid = ANY (%(pids)s::int[])
  UNION
-SELECT '-1/' || transaction::text FROM pg_prepared_xacts WHERE gid = ANY (%(gids)s::text[])
+SELECT l.virtualtransaction FROM pg_locks AS l JOIN pg_prepared_xacts AS x ON l.transactionid = x.transaction
+ WHERE l.locktype = 'transactionid' AND l.pid IS NULL AND x.gid = ANY (%(gids)s::text[])
 """
 
 

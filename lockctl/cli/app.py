@@ -41,6 +41,7 @@ COMMANDS = {
     "runs": "runs:app",
     "work": "work:app",
     "migrate": "migrate:app",
+    "blockers": "blockers:blockers",
     "doctor": "doctor:doctor",
     "demo": "demo:demo",
 }

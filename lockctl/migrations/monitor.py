@@ -94,7 +94,7 @@ class Monitor:
         if now >= self._sample_at:
             self._sample_at = now + _SAMPLE_EVERY_S
             self._sample()
-        self.notify(Event("progress", self._progress(), waited_ms=self.waited_ms))
+        self.report()
         if self._budget is not None and self.waited >= self._budget + _SERVER_FIRST_S and not self.exceeded:
             self.exceeded = True
             with suppress(psycopg.Error):
@@ -112,13 +112,23 @@ class Monitor:
 
     def _sample(self) -> None:
         with suppress(LockctlError):
-            found = blockers.sample(self.watch, self.session.pid, show_query=self.policy.show_query)
-            if not found:
-                return
-            self.session.blockers = self.blockers = found
-            self._holders = blockers.holders(self.watch, found)
-            self._tell(found)
-            self._act(found)
+            if found := blockers.sample(self.watch, self.session.pid, show_query=self.policy.show_query):
+                self.session.blockers = found
+                self.saw(found)
+
+    def saw(self, found: list[Blocker]) -> None:
+        """These are in the way: remember them, tell it when they are others than before, do what --on-block says.
+
+        Raises LockctlError when the second connection fails.
+        """
+        self.blockers = found
+        self._holders = blockers.holders(self.watch, found)
+        self._tell(found)
+        self._act(found)
+
+    def report(self) -> None:
+        """Tell how long was waited for whom, for the line on a terminal."""
+        self.notify(Event("progress", self._progress(), waited_ms=self.waited_ms))
 
     def _tell(self, found: list[Blocker]) -> None:
         told = tuple((blocker.pid, blocker.gid) for blocker in found)
