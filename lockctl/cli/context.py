@@ -16,7 +16,7 @@ import typer
 from lockctl import clock, render
 from lockctl.cli.options import Shared, terminal
 from lockctl.config import Config, load
-from lockctl.errors import LockctlError, UsageError
+from lockctl.errors import Interrupted, LockctlError, UsageError
 from lockctl.render.escape import escape_human
 from lockctl.settings import Target, choose
 
@@ -168,7 +168,9 @@ class Invocation:
             return
         try:
             sure = typer.confirm(escape_human(question), err=True)
-        except typer.Abort:
+        except typer.Abort as abort:
+            if isinstance(abort.__context__, Interrupted):
+                raise abort.__context__ from None
             sure = False
         if not sure:
             raise LockctlError("not confirmed: nothing was changed")
