@@ -13,6 +13,7 @@ from psycopg.sql import SQL, Composable, Literal
 from lockctl.db import Session
 from lockctl.errors import BehindError
 from lockctl.leases.statements import now
+from lockctl.runs import fencing
 from lockctl.runs.places import Place, Table
 from lockctl.runs.rows import Row
 
@@ -28,9 +29,10 @@ def requeue(session: Session, place: Place, shown: Row, *, force: bool) -> bool:
     source = place.source.runs
     if source.parked is None or source.resume_kind is None:
         raise BehindError(f"source {place.source.name} does not say how a run is taken up again")
+    fence = fencing.fence(place)
     statement = SQL(
-        "WITH run AS MATERIALIZED (SELECT r.{id} AS id FROM {runs} AS r WHERE r.{id} = %(run)s::text::{cast}"
-        " AND r.{status}::text = %(status)s FOR UPDATE), {fenced},"
+        "WITH run AS MATERIALIZED (SELECT {columns} FROM {runs} AS r WHERE r.{id} = %(run)s::text::{cast}"
+        " AND r.{status}::text = %(status)s FOR UPDATE), fenced AS ({fence}),"
         " changed AS (UPDATE {runs} AS r SET {parked} FROM fenced"
         " WHERE r.{id} = fenced.id AND r.{status}::text = %(status)s RETURNING r.{id}::text AS id)"
         " {armed}"
@@ -39,8 +41,11 @@ def requeue(session: Session, place: Place, shown: Row, *, force: bool) -> bool:
         cast=SQL(runs.columns["id"].cast),
         runs=runs.sql,
         status=runs.column("status"),
-        fenced=_fenced(place),
-        parked=_sets(runs, {"status": Literal(source.parked), "updated_at": _now(runs, "updated_at")}),
+        columns=fence.columns,
+        fence=fence.statement,
+        parked=SQL(", ").join(
+            [_sets(runs, {"status": Literal(source.parked), "updated_at": _now(runs, "updated_at")}), *fence.sets]
+        ),
         armed=_armed(work),
     )
     params: dict[str, Any] = {
@@ -106,43 +111,6 @@ def _update(session: Session, runs: Table, shown: Row, sets: dict[str, Composabl
     )
     params = {"run": shown.id, "status": shown.status, "mark": shown.updated, "text": text}
     return bool(session.query(statement, params, needs=runs.needs("SELECT", "UPDATE")))
-
-
-def _fenced(place: Place) -> Composable:
-    """Take the run's lease away from whoever had it: one upsert decides against a claim of the same moment."""
-    runs, leases = place.need("runs"), place.need("leases")
-    expires = leases.columns["expires_at"]
-    lapsed = SQL("(%(force)s OR l.{expires} <= {now})").format(expires=leases.column("expires_at"), now=now(expires))
-    same = SQL("l.{token}::text IS NOT DISTINCT FROM %(shown)s").format(token=leases.column("token"))
-    if leases.relation.oid == runs.relation.oid:
-        return SQL(
-            "fenced AS (UPDATE {leases} AS l SET {token} = NULL, {expires} = NULL FROM run"
-            " WHERE l.{run_id} = run.id AND {same} AND ({lapsed} OR l.{token} IS NULL) RETURNING run.id)"
-        ).format(
-            leases=leases.sql,
-            token=leases.column("token"),
-            expires=leases.column("expires_at"),
-            run_id=leases.column("run_id"),
-            same=same,
-            lapsed=lapsed,
-        )
-    return SQL(
-        "fenced AS (INSERT INTO {leases} AS l ({run_id}, {token}, {expires})"
-        " SELECT run.id::text::{run_cast}, %(token)s::{token_cast}, {now} FROM run"
-        " ON CONFLICT ({run_id}) DO UPDATE SET {token} = %(token)s::{token_cast}, {expires} = {now}"
-        " WHERE {same} AND {lapsed} RETURNING l.{run_id}::text::{cast} AS id)"
-    ).format(
-        leases=leases.sql,
-        run_id=leases.column("run_id"),
-        run_cast=SQL(leases.columns["run_id"].cast),
-        token=leases.column("token"),
-        token_cast=SQL(leases.columns["token"].cast),
-        expires=leases.column("expires_at"),
-        now=now(expires),
-        same=same,
-        lapsed=lapsed,
-        cast=SQL(runs.columns["id"].cast),
-    )
 
 
 def _armed(work: Table) -> Composable:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from lockctl.runs.executors import Executors, shown_name
@@ -11,10 +13,10 @@ LONG = "execution-worker-7d9c5b8f4-abcde"
 
 def workers(
     *names: str,
-    versions: dict[str, str | None] | None = None,
+    versions: Mapping[str, str | None] | None = None,
     live: tuple[str, ...] = (),
     none_live: bool = False,
-    hosts: dict[str, tuple[str, ...]] | None = None,
+    hosts: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Executors:
     sessions = {shown_name(f"dbos_transact_{name}", 180_000): ("10.0.0.1",) for name in names}
     return Executors({**sessions, **(hosts or {})}, versions, frozenset(live), none_live, 180_000)
