@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockctl import durations
-from lockctl.cli.context import Invocation, out
+from lockctl.cli.context import Invocation, out, settled
 from lockctl.cli.options import maybe_duration
 from lockctl.cli.patience import AttemptsOption, DelayOption, Notices, Progress, WaitOption, patience_of
 from lockctl.cli.sentences import EXIT, finish, holder_of, sentence, until
@@ -98,6 +98,7 @@ def _deliver(inv: Invocation, text: str, result: LeaseResult) -> None:
         stream = out()
         stream.write(result.lease + "\n")
         stream.flush()
+    settled()
     inv.say(sentence("acquire", text, result))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -180,6 +181,12 @@ def _sample(session: Session, pid: int) -> list[Blocker]:
     from lockctl.activity.blockers import sample
 
     return sample(session, pid)
+
+
+def settled() -> None:
+    """The result has been handed over: a signal in the last moments changes neither it nor the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def tell(message: str) -> None:
