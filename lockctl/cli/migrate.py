@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockctl.cli import sqlfiles
+from lockctl.cli import executing, sqlfiles
 from lockctl.cli.context import Invocation, out
 from lockctl.cli.happening import Happening
 from lockctl.cli.options import Command, Group, duration
-from lockctl.cli.policy import PolicyCommand, policy
+from lockctl.cli.policy import PolicyCommand, PolicyPassThrough, policy
 from lockctl.render.escape import escape_human
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ def sql(
 
 
 app.command(cls=PolicyCommand)(sqlfiles.apply)
+app.command("exec", cls=PolicyPassThrough)(executing.exec_)
 app.command(cls=Command)(sqlfiles.plan)
 
 
