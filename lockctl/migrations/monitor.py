@@ -72,7 +72,7 @@ class Monitor:
     def attempt(self) -> None:
         """A new attempt begins: nothing was waited for yet, and nobody seen."""
         self.blockers, self._told, self._holders = [], (), frozenset()
-        self._before = 0.0
+        self._before = self.waited = 0.0
         self.begin(None)
 
     def begin(self, budget_ms: int | None) -> None:
