@@ -28,13 +28,16 @@ def write_delimited(
     """Rows of values under `names`. Returns how many there were."""
     separator, encode = _FORMATS[fmt]
     sink = Sink(out)
-    if header:
-        sink.write_text(separator.join(names) + "\n")
+    # It goes out with the first rows: a source that fails before them leaves nothing that looks like an answer.
+    head = separator.join(names) + "\n" if header else ""
     count = 0
     for page in pages(rows):
         columns = [encode(name, column) for name, column in zip(names, zip(*page, strict=True), strict=True)]
-        sink.write_text("\n".join(map(separator.join, zip(*columns, strict=True))) + "\n")
+        sink.write_text(head + "\n".join(map(separator.join, zip(*columns, strict=True))) + "\n")
+        head = ""
         count += len(page)
+    if head:
+        sink.write_text(head)
     return count
 
 
