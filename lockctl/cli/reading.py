@@ -55,6 +55,7 @@ def inspect(
     Reads in short pages by key: a paused pipe holds no transaction open. A key without a row is an empty list.
     """
     from lockctl.leases.inspect import SORTS, STATES, Filter
+    from lockctl.leases.shape import check_text
 
     inv = Invocation.of(ctx)
     for option, value, known in (("--state", state, STATES), ("--sort", sort, SORTS)):
@@ -66,7 +67,10 @@ def inspect(
         lapsed_for_ms=maybe_duration("--lapsed-for", lapsed_for),
         expires_within_ms=maybe_duration("--expires-within", expires_within),
         key=subject(inv, table, key, key_words).key if key or key_words else (),
+        lenient=table is None,
     )
+    if holder is not None:
+        check_text(holder, "holder")
     every_ms = maybe_duration("--watch", watch)
     chosen = [inv.catalog.get(table)] if table else list(inv.catalog.tables.values())
     session = inv.connect(inv.database(whole=False), read_only=True)

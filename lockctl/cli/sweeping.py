@@ -54,7 +54,7 @@ def sweep(
     for result in results:
         left = f"; {result.skipped} left, locked by other sessions" if result.skipped else ""
         inv.say(f"{result.relation}: {'would delete' if dry_run else 'deleted'} {result.swept} lapsed rows{left}")
-    if metrics is not None:
+    if metrics is not None and not failures:  # the file tells when the last sweep succeeded
         from lockctl.leases.metrics import write
 
         write(metrics, results)
@@ -83,20 +83,30 @@ def _sweep_each(
             continue  # two names of the catalogue for one relation
         seen.add(table.shape.oid)
         mine = replace(plan, limit=left)
+        refused = len(failures)
         if dry_run:
-            result = sweeping.count(session, table, mine)
-            if plan.rows:
-                yield from sweeping.would_delete(session, table, mine)
+            yield from unless_denied(inv, table, _look(session, table, mine, results), named, failures)
         else:
             tally = sweeping.Tally(table)
             with _progress(inv, session, table, mine) as advance:
                 deleted = sweeping.sweep(session, tally, mine, advance)
                 yield from unless_denied(inv, table, deleted, named, failures)
-            result = tally.result()
-        results.append(result)
-        left = None if left is None else left - result.swept
+            if len(failures) == refused:
+                results.append(tally.result())
+        if len(failures) > refused:
+            continue
+        left = None if left is None else left - results[-1].swept
         if not plan.rows:
-            yield result
+            yield results[-1]
+
+
+def _look(session: Session, table: LockedTable, plan: Any, results: list[SweepResult]) -> Iterator[LockRow]:
+    """A dry run: the count goes to `results`; yields the rows where the plan asks for them."""
+    from lockctl.leases import sweep as sweeping
+
+    results.append(sweeping.count(session, table, plan))
+    if plan.rows:
+        yield from sweeping.would_delete(session, table, plan)
 
 
 def _progress(inv: Invocation, session: Session, table: LockedTable, plan: Any) -> Any:

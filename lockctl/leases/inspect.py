@@ -25,20 +25,25 @@ STATES = ("held", "lapsed", "all")
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which rows to show; durations in milliseconds. `lapsed_for` and `expires_within` imply a state."""
+    """Which rows to show; durations in milliseconds. `lapsed_for` and `expires_within` imply a state.
+
+    `lenient`, for a look at many tables: a holder that a column can't take is that of no row, and a table without the
+    column of the order is shown by key; otherwise each is a UsageError.
+    """
 
     state: str = "all"
     holder: str | None = None
     lapsed_for_ms: int | None = None
     expires_within_ms: int | None = None
     key: tuple[str, ...] = ()
+    lenient: bool = False
 
 
 def rows(
     session: Session, table: LockedTable, wanted: Filter, *, sort: str = "key", limit: int | None = None
 ) -> Iterator[LockRow]:
     """The rows of `table` that `wanted` lets through, in the order of `sort`, read page by page."""
-    column = _sort_column(table, sort)
+    column = _sort_column(table, sort, lenient=wanted.lenient)
     conditions, params = _conditions(table, wanted)
     order = _order(table, column)
     after: list[Any] | None = None
@@ -118,8 +123,13 @@ def _conditions(table: LockedTable, wanted: Filter) -> tuple[list[Composable], d
         conditions.append(table.sql.match)
         params |= table.sql.params(key_values(table.shape, wanted.key))
     if wanted.holder is not None:
-        conditions.append(SQL("t.{}::text = %(holder)s").format(Identifier(table.shape.holder.name)))
-        params["holder"] = holder_value(table.shape, wanted.holder)
+        try:
+            params["holder"] = holder_value(table.shape, wanted.holder)
+            conditions.append(SQL("t.{}::text = %(holder)s").format(Identifier(table.shape.holder.name)))
+        except UsageError:
+            if not wanted.lenient:
+                raise
+            conditions.append(SQL("false"))
     if wanted.state == "held" or wanted.expires_within_ms is not None:
         conditions.append(_live(expires, name))
     if wanted.state == "lapsed" or wanted.lapsed_for_ms is not None:
@@ -137,11 +147,11 @@ def _all(conditions: Sequence[Composable]) -> Composable:
     return SQL(" AND ").join(conditions) if conditions else SQL("true")
 
 
-def _sort_column(table: LockedTable, sort: str) -> Column | None:
+def _sort_column(table: LockedTable, sort: str, *, lenient: bool) -> Column | None:
     if sort == "key":
         return None
     column = table.shape.expires if sort == "expires" else table.shape.created
-    if column is None:
+    if column is None and not lenient:
         raise UsageError(f"{table.shape.table.name} has no column for --sort {sort}", hint="sort by key or expires")
     return column
 

@@ -71,7 +71,7 @@ def sweep(
     started = clock.now()
     yield from _pass(session, tally, plan, on_batch)
     tally.skipped = _left(session, tally, plan, started)
-    if tally.skipped:
+    if tally.skipped and (plan.limit is None or tally.swept < plan.limit):
         # Most locks are held for a moment, often by another sweep: what is free or gone now was not skipped.
         yield from _pass(session, tally, plan, on_batch)
         tally.skipped = _left(session, tally, plan, started)

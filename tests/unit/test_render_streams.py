@@ -216,7 +216,7 @@ def test_a_result_is_one_json_object_on_one_line(fmt: str) -> None:
     write_object(result, fmt=fmt, out=out)
     assert out.getvalue().count("\n") == 1
     assert json.loads(out.getvalue()) == to_json(result)
-    assert list(json.loads(out.getvalue())) == ["outcome", "lock", "previous", "lease", "renewed"]
+    assert list(json.loads(out.getvalue())) == ["outcome", "lock", "previous", "lease", "renewed", "note"]
 
 
 def test_a_result_is_one_row_elsewhere() -> None:
