@@ -23,7 +23,7 @@ TABLES = ["table", "relation", "present", "key_columns", "holder_column", "expir
 
 @pytest.fixture
 def rows(conn: psycopg.Connection[Any], dsn: str) -> str:
-    """ffdb_locks: a (lapsed for an hour), b (two minutes), c (a minute left), d (a day left); verrou: late, never, odd."""
+    """ffdb_locks: a (lapsed an hour), b (two minutes), c (a minute left), d (a day left); verrou: late, never, odd."""
     conn.execute(
         "INSERT INTO ffdb_locks (lock_key, lock_id, expires_at, created_at)"
         " SELECT k, 'h-' || k, now() + e * interval '1 s', now() - n * interval '1 h'"
