@@ -143,14 +143,15 @@ def _report(error: LockctlError, argv: list[str], shared: Shared) -> int:
     if shared.format in ("json", "jsonl") or (shared.format is None and wants_json(argv)):
         from lockctl.records import to_json
 
-        body = {"error": error.word, "message": error.message, "hint": error.hint, **to_json(error.details)}
-        _stderr(redact(json.dumps(body, ensure_ascii=False)))
+        hint = error.hint and redact(error.hint)
+        body = {"error": error.word, "message": redact(error.message), "hint": hint, **to_json(error.details)}
+        _stderr(json.dumps(body, ensure_ascii=False))
         return error.exit_code
     from lockctl.render.escape import escape_human
 
-    tell(redact(escape_human(error.message)))
+    tell(escape_human(redact(error.message)))
     if error.hint:
-        _stderr(redact(escape_human(f"  hint: {error.hint}")))
+        _stderr(escape_human(redact(f"  hint: {error.hint}")))
     return error.exit_code
 
 

@@ -16,14 +16,20 @@ from lockctl.errors import UsageError
 _URL = r"^(?P<scheme>postgres(?:ql)?(?:\+psycopg\w*)?)://(?P<rest>.*)$"
 _HOSTS = r"^(?:(?:\[[^\]]*\]|[^:@/\[\]]*)(?::[0-9]*)?)(?:,(?:\[[^\]]*\]|[^:@/\[\]]*)(?::[0-9]*)?)*$"
 
+# `host=h;password=p`, as other drivers write it, is a host name to libpq, and errors repeat host names.
+_LOST_PASSWORD = r"(?i)pass(?:word|wd)?\s*=|://[^/\s]*:[^/\s]*@"
+_FREE = ("password", "sslpassword", "options", "application_name", "fallback_application_name")
+
 _secrets: set[str] = set()
 
 
 def redact(text: str) -> str:
-    """`text` without any password that was read in this process."""
+    """`text` without any password that was read in this process, and without what looks like one in a database's
+    address: words that were mistyped as something else than an address come back in errors."""
     for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, "***")
-    return text
+    text = re.sub(r"((?:/|postgres\w*:)[^\s/?#@:]*:)\S*@", r"\1***@", text)
+    return re.sub(r"(?i)(pass(?:word|wd)?\s*=\s*)('(?:[^'\\]|\\.)*'?|[^\s;&,'\"]+)", r"\1***", text)
 
 
 def remember_secret(secret: str | None) -> None:
@@ -45,14 +51,21 @@ def parse(dsn: str, source: str) -> dict[str, str]:
     try:
         found = conninfo_to_dict(text)
     except (Error, UnicodeError, ValueError):
-        raise UsageError(
-            f"the connection string from {source} is malformed",
-            hint="write postgresql://USER@HOST:PORT/DBNAME (special characters percent-encoded) or 'host=… dbname=…'",
-        ) from None
+        raise _malformed(source) from None
     params = {name: str(value) for name, value in found.items() if value is not None}
+    odd = [value for name, value in params.items() if name not in _FREE and ("=" in value or "@" in value)]
+    if any(re.search(_LOST_PASSWORD, value) for value in odd):
+        raise _malformed(source)
     remember_secret(params.get("password"))
     remember_secret(params.get("sslpassword"))
     return params
+
+
+def _malformed(source: str) -> UsageError:
+    return UsageError(
+        f"the connection string from {source} is malformed",
+        hint="write postgresql://USER@HOST:PORT/DBNAME (special characters percent-encoded) or 'host=… dbname=…'",
+    )
 
 
 def _plain_url(text: str, source: str) -> str:
@@ -63,7 +76,7 @@ def _plain_url(text: str, source: str) -> str:
     match = re.match(_URL, text, re.DOTALL)
     if match is None:
         return text
-    authority = re.split(r"[/?#]", match["rest"], maxsplit=1)[0]
+    authority = re.split(r"[/?]", match["rest"], maxsplit=1)[0]
     hosts = authority.rpartition("@")[2]
     if authority.count("@") > 1 or not re.match(_HOSTS, _unquoted_sockets(hosts)) or "@" in _path(match["rest"]):
         raise UsageError(
@@ -78,7 +91,7 @@ def _unquoted_sockets(hosts: str) -> str:
 
 
 def _path(rest: str) -> str:
-    found = re.match(r"^[^/?#]*(/[^?#]*)", rest)
+    found = re.match(r"^[^/?]*(/[^?]*)", rest)
     return found[1] if found else ""
 
 

@@ -158,7 +158,6 @@ def test_a_broken_other_profile_stops_nobody(dsn: str, tmp_path: Path) -> None:
         ("[profiles.a]\ndsn = 'x'\n[profiles.a]\n", 3),
         ("# one\nnope = 1\n", 2),
         ("profiles = 5", 1),
-        ("default_profile = 'gone'", 1),
         ("[tables.x]\nlike = 'verrou'\nkeys = ['a']\n", 3),
         ("[tables.x]\nlike = 'nope'\n", 2),
         ("[tables.x]\nrelation = 'x'\n", 1),
@@ -177,6 +176,13 @@ def test_a_wrong_configuration_is_a_usage_error_with_file_and_line(tmp_path: Pat
     assert f"lockctl.toml:{line}: " in done.stderr, done.stderr
     as_json = run_quick("-f", "json", "tables", dsn="host=/nonexistent", cwd=tmp_path)
     assert f"lockctl.toml:{line}: " in as_json.error()["message"]
+
+
+def test_a_default_profile_that_is_not_there_is_told_of_when_it_is_needed(dsn: str, tmp_path: Path) -> None:
+    (tmp_path / "lockctl.toml").write_text("\ndefault_profile = 'gone'\n")
+    done = run_quick("tables", cwd=tmp_path)
+    assert (done.returncode, "lockctl.toml:2: " in done.stderr, "gone" in done.stderr) == (2, True, True)
+    assert run_quick("tables", dsn=dsn, cwd=tmp_path).returncode == 0
 
 
 def test_a_schema_comes_from_the_profile_or_the_option(empty_dsn: str, tmp_path: Path) -> None:
