@@ -17,7 +17,7 @@ import typer
 from lockctl import clock, render
 from lockctl.cli.options import Shared, terminal
 from lockctl.config import Config, load
-from lockctl.errors import Interrupted, LockctlError, UsageError
+from lockctl.errors import LockctlError, UsageError
 from lockctl.render.escape import escape_human
 from lockctl.settings import Target, choose
 
@@ -167,13 +167,10 @@ class Invocation:
         """Ask, unless --yes. Raises LockctlError when the answer is no."""
         if self.shared.yes:
             return
-        try:
-            sure = typer.confirm(escape_human(question), err=True)
-        except typer.Abort as abort:
-            if isinstance(abort.__context__, Interrupted):
-                raise abort.__context__ from None
-            sure = False
-        if not sure:
+        # Not typer.confirm: it writes a blank to standard output, and takes an interrupt for a no.
+        sys.stderr.write(f"{escape_human(question)} [y/N]: ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise LockctlError("not confirmed: nothing was changed")
 
 
