@@ -16,6 +16,9 @@ from lockctl.db import conninfo, failures
 from lockctl.db.connection import Connection, Micros
 from lockctl.db.session import MARK, Sampler, Session
 
+_LONGEST_TIMEOUT_MS = 2**31 - 1
+"""What the server's timeouts take, nearly 25 days; a deadline beyond that is kept here alone."""
+
 
 @dataclass(slots=True)
 class Database:
@@ -49,8 +52,8 @@ class Database:
             "TimeZone": "UTC",
             "DateStyle": "ISO",
             "IntervalStyle": "postgres",
-            "lock_timeout": str(self.lock_timeout_ms or 0),
-            "statement_timeout": str(self.statement_timeout_ms or 0),
+            "lock_timeout": str(min(self.lock_timeout_ms or 0, _LONGEST_TIMEOUT_MS)),
+            "statement_timeout": str(min(self.statement_timeout_ms or 0, _LONGEST_TIMEOUT_MS)),
             "idle_in_transaction_session_timeout": "60000",
             "default_transaction_isolation": "read committed",
         }
