@@ -88,7 +88,7 @@ class Contender(threading.Thread):
     """Takes its turn again and again, until it is told to end."""
 
     def __init__(self, dsn: str, out: Path, mark: Marked, seed: int) -> None:
-        super().__init__()
+        super().__init__(daemon=True)
         self.dsn, self.out, self.mark, self.random = dsn, out, mark, random.Random(seed)
         self.ending = threading.Event()
         self.pid: int | None = None
@@ -160,11 +160,13 @@ def test_whatever_is_killed_no_two_turns_overlap_and_nothing_is_left(server: Ser
         contender.start()
     shots: Counter[str] = Counter()
     end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
-        time.sleep(chance.uniform(0.05, 0.6))  # how often there is a shot, not a wait for anything
-        shots[shoot(chance, server, contenders, mark)] += 1
-    for contender in contenders:
-        contender.ending.set()
+    try:
+        while time.monotonic() < end:
+            time.sleep(chance.uniform(0.05, 0.6))  # how often there is a shot, not a wait for anything
+            shots[shoot(chance, server, contenders, mark)] += 1
+    finally:
+        for contender in contenders:
+            contender.ending.set()
     for contender in contenders:
         contender.join(60)
         assert not contender.is_alive()
