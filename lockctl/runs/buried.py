@@ -10,6 +10,7 @@ from psycopg.sql import SQL, Composable, Literal
 
 from lockctl.clock import utc_text
 from lockctl.db import Session
+from lockctl.db.relations import Column
 from lockctl.leases.statements import micros, now
 from lockctl.runs import payload
 from lockctl.runs.places import Place, Table
@@ -39,7 +40,7 @@ def buried(session: Session, place: Place, *, kind: str | None = None, limit: in
 
 def moment(session: Session, place: Place) -> str | None:
     """The present as `read` takes it for `until`; None where the source does not say when work was buried."""
-    column = place.need(part(place)).columns.get(_buried_at(place))
+    column = _time_column(place, place.need(part(place)))
     if column is None:
         return None
     text: str = session.one(SQL("SELECT ({})::text").format(now(column)))[0]
@@ -52,9 +53,8 @@ def read(session: Session, place: Place, *, kind: str | None = None, until: str 
     conditions = [_is_buried(place, table)]
     if kind is not None:
         conditions.append(SQL("{}::text = %(kind)s").format(table.ref("w", _meaning(place, "kind"))))
-    if until is not None:
-        at, cast = table.ref("w", _buried_at(place)), SQL(table.columns[_buried_at(place)].cast)
-        conditions.append(SQL("({at} IS NULL OR {at} <= %(until)s::{cast})").format(at=at, cast=cast))
+    if until is not None and (column := _time_column(place, table)) is not None:
+        conditions.append(SQL("{} <= %(until)s::{}").format(_time(place, table), SQL(column.cast)))
     after: Shown | None = None
     while True:
         rows = _select(session, place, conditions, {"kind": kind, "until": until, "size": PAGE}, after)
@@ -78,30 +78,27 @@ def by_id(session: Session, place: Place, ids: Sequence[str]) -> dict[str, tuple
 def summary(session: Session, place: Place, *, kind: str | None = None) -> list[BuriedSummary]:
     """How much is buried by kind and reason, counted in the database."""
     table = place.need(part(place))
-    at = _buried_at(place)
-    column = table.columns.get(at)
-    time: Composable = table.ref("w", at) if column else SQL("NULL::int8")
+    column = _time_column(place, table)
     statement = SQL(
         "SELECT {kind}, {reason}, count(*), min({at}), max({at}) FROM {table} AS w WHERE {buried}"
         " AND (%(kind)s::text IS NULL OR {kind} = %(kind)s) GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2"
     ).format(
         kind=table.read("w", _meaning(place, "kind"), "text"),
         reason=_reason(place, table),
-        at=time,
+        at=_time(place, table),
         table=table.sql,
         buried=_is_buried(place, table),
     )
-    rows = session.query(statement, {"kind": kind}, needs=table.needs("SELECT"))
     return [
         BuriedSummary(
             place.source.name,
-            kind_,
+            name,
             reason,
             count,
             utc_text(micros(oldest, column)),
             utc_text(micros(newest, column)),
         )
-        for kind_, reason, count, oldest, newest in rows
+        for name, reason, count, oldest, newest in session.query(statement, {"kind": kind}, needs=table.needs("SELECT"))
     ]
 
 
@@ -112,8 +109,18 @@ def _meaning(place: Place, of_work: str) -> str:
     return {"kind": "name", "buried_at": "ended_at", "payload": "input"}.get(of_work, of_work)
 
 
-def _buried_at(place: Place) -> str:
-    return _meaning(place, "buried_at")
+def _time_column(place: Place, table: Table) -> Column | None:
+    return table.columns.get(_meaning(place, "buried_at"))
+
+
+def _time(place: Place, table: Table) -> Composable:
+    """When it was buried. DBOS at schema 69 leaves no time of the end (measured): its last change was the burial."""
+    if _time_column(place, table) is None:
+        return SQL("NULL::int8")
+    at = table.ref("w", _meaning(place, "buried_at"))
+    if part(place) == "work" or not table.has("updated_at"):
+        return at
+    return SQL("coalesce({}, {})").format(at, table.ref("w", "updated_at"))
 
 
 def _order(place: Place) -> str:
@@ -152,7 +159,6 @@ def _columns(place: Place, table: Table) -> Composable:
             place.inputs.ref("i", "run_id"),
             table.ref("w", "id"),
         )
-    at = _buried_at(place)
     return SQL(", ").join(
         [
             table.read("w", "id", "text"),
@@ -160,7 +166,7 @@ def _columns(place: Place, table: Table) -> Composable:
             table.read("w", "key", "text") if part(place) == "work" else SQL("NULL::text"),
             _reason(place, table),
             table.read("w", "attempts", "int8"),
-            table.read("w", at),
+            _time(place, table),
             inputs,
             mark(place, table),
             table.read("w", _order(place), "text"),
@@ -197,7 +203,7 @@ def _shown(place: Place, table: Table, row: Sequence[Any]) -> Shown:
         key=key,
         reason=reason,
         attempts=attempts,
-        buried_at=utc_text(micros(at, table.columns.get(_buried_at(place)))),
+        buried_at=utc_text(micros(at, _time_column(place, table))),
         payload=payload.value(text),
     )
     return Shown(record, mark_, order, (executor, version))

@@ -202,6 +202,14 @@ def test_buried_are_runs_that_were_recovered_too_often(db: Conn, session: Sessio
     assert list(buried.buried(session, place, kind="other")) == []
 
 
+def test_a_burial_that_left_no_time_of_its_end_was_the_last_change(db: Conn, session: Session, place: Place) -> None:
+    dbos.run(db, "r", status="MAX_RECOVERY_ATTEMPTS_EXCEEDED")
+    (found,) = buried.buried(session, place)
+    row = db.execute("SELECT updated_at FROM dbos.workflow_status").fetchone()
+    assert row is not None
+    assert found.buried_at == _text(db, row[0])
+
+
 def test_one_run_is_shown_with_its_steps_and_what_can_be_done(db: Conn, session: Session, place: Place) -> None:
     dbos.run(db, "r")
     dbos.step(db, "r", 1, "fetch", started="-9 min", completed="-8 min")
