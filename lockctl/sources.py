@@ -17,8 +17,8 @@ class RunTable(NamedTuple):
     """The table of runs. `running`: the statuses in which a worker must be there; `ended`: those that are final.
 
     `queued`, `parked`, `failed`, `cancelled` and `buried` are statuses too; `resume_kind` is the kind of work that has
-    a run taken up again, whose key is that kind, a colon and the run's id. `dequeued_at`, `deduplication` and `owner` are
-    what a queue's claim sets and a return to it clears; `owner` is cleared only where there is a `creator` beside it.
+    a run taken up again, whose key is that kind, a colon and the run's id. `dequeued_at`, `deduplication` and `owner`
+    are what a queue's claim sets and a return to it clears; `owner` only where there is a `creator` beside it.
     """
 
     relation: str
