@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ import pexpect
 import psutil
 
 LOCKCTL = (sys.executable, "-m", "lockctl")
+
+_MARK = "STARTED_BY_TEST"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +106,13 @@ def popen_lockctl(
     command: Sequence[str] = LOCKCTL,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A command that runs beside the test; it and whatever it started are killed in the end."""
+    mark = uuid.uuid4().hex
     process = subprocess.Popen(
         [*command, *args],
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
-        env=clean_env(dsn, env),
+        env=clean_env(dsn, env) | {_MARK: mark},
         cwd=cwd or home(),
         start_new_session=True,
     )
@@ -116,7 +120,7 @@ def popen_lockctl(
         try:
             yield process
         finally:
-            _kill_tree(process.pid)
+            _kill_marked(mark)
 
 
 @contextmanager
@@ -129,10 +133,11 @@ def on_terminal(
     cwd: Path | None = None,
 ) -> Iterator[pexpect.spawn[str]]:
     """A command on a pseudo-terminal of `size` (rows, columns); `timeout` bounds each expect."""
+    mark = uuid.uuid4().hex
     child = pexpect.spawn(
         LOCKCTL[0],
         [*LOCKCTL[1:], *args],
-        env=clean_env(dsn, env),
+        env=clean_env(dsn, env) | {_MARK: mark},
         cwd=cwd or home(),
         encoding="utf-8",
         timeout=timeout,
@@ -141,13 +146,18 @@ def on_terminal(
     try:
         yield child
     finally:
-        _kill_tree(child.pid)
+        _kill_marked(mark)
         child.close(force=True)
 
 
-def _kill_tree(pid: int | None) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        top = psutil.Process(pid)
-        for process in [*top.children(recursive=True), top]:
-            with contextlib.suppress(psutil.NoSuchProcess):
+def _kill_marked(mark: str) -> None:
+    """Kill what the command left, also what outlived it: children have its environment, whoever is their parent now."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # another user's, or gone meanwhile
+            if process.environ().get(_MARK) == mark and not _embedded(process):
                 process.kill()
+
+
+def _embedded(process: psutil.Process) -> bool:
+    """Whether it is of an embedded server, which ends by itself with its last client."""
+    return process.name() == "postgres" or "lockctl.embedded" in process.cmdline()
