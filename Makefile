@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.lockctl-ready
 WORKERS ?= 2
 PYTEST_ARGS ?=
-SOURCES := $(wildcard lockctl tests alembic benchmarks docs)
+SOURCES := $(wildcard lockctl tests alembic benchmarks)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
