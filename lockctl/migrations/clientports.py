@@ -41,8 +41,8 @@ def tree(root: int) -> list[int]:
     """`root`, its descendants, and the members of its process group (a child whose parent died is still in it)."""
     parents: dict[int, int] = {}
     members = {root}
-    with suppress(OSError):
-        for entry in os.scandir(_PROC):
+    with suppress(OSError), os.scandir(_PROC) as entries:
+        for entry in entries:
             if entry.name.isdigit() and (stat := _stat(int(entry.name))) is not None:
                 parents[int(entry.name)] = stat[0]
                 if stat[1] == root:
@@ -63,8 +63,8 @@ def _stat(pid: int) -> tuple[int, int] | None:
 
 def _sockets(pid: int) -> set[str]:
     inodes: set[str] = set()
-    with suppress(OSError):
-        for entry in os.scandir(_PROC / str(pid) / "fd"):
+    with suppress(OSError), os.scandir(_PROC / str(pid) / "fd") as entries:
+        for entry in entries:
             with suppress(OSError):
                 if match := _SOCKET.fullmatch(str(Path(entry.path).readlink())):
                     inodes.add(match[1])

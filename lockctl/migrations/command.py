@@ -129,8 +129,8 @@ def _only_zombies(group: int) -> bool:
     """Have all members of the group ended, and only their parents have not looked? False where nobody can say."""
     if not os.path.isdir("/proc/self"):  # noqa: PTH112 (no Path for one question)
         return False
-    with suppress(OSError):
-        for entry in os.scandir("/proc"):
+    with suppress(OSError), os.scandir("/proc") as entries:
+        for entry in entries:
             if not entry.name.isdigit():
                 continue
             with suppress(OSError, IndexError, ValueError), open(f"/proc/{entry.name}/stat", "rb") as file:  # noqa: PTH123

@@ -8,6 +8,7 @@ the blocker goes, it commits; so a waiting session is always ended before its co
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -36,9 +37,9 @@ _JUST_S = 5.0
 # Not wait_event: that is hidden from a role without pg_read_all_stats, pg_locks is not.
 _LOOK = """
 SELECT a.pid, a.backend_start::text, a.application_name = %(name)s,
-       l.virtualtransaction, l.locktype = 'virtualxid'
+       l.virtualtransaction, l.locktype = 'virtualxid', extract(epoch FROM clock_timestamp() - l.waitstart)::float8
   FROM pg_stat_activity AS a
-  LEFT JOIN LATERAL (SELECT virtualtransaction, locktype FROM pg_locks
+  LEFT JOIN LATERAL (SELECT virtualtransaction, locktype, {waitstart} AS waitstart FROM pg_locks
                       WHERE pid = a.pid AND NOT granted ORDER BY locktype LIMIT 1) AS l ON true
  WHERE a.pid <> pg_backend_pid()
    AND (a.application_name = %(name)s
@@ -53,6 +54,14 @@ class Backend(NamedTuple):
 
     pid: int
     start: str
+
+
+class _Waiting(NamedTuple):
+    """A wait as it was seen: in which transaction, whether for old snapshots to end, for how many seconds so far."""
+
+    transaction: str
+    snapshots: bool
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -110,23 +119,25 @@ class Watchdog:
         self.next_s = LOOK_EVERY_S
         if waiting:
             self.monitor.waited += now - self._looked
-        for backend, (transaction, snapshots) in waiting.items():
+        for backend, seen in waiting.items():
             wait = self._waits.get(backend)
-            if wait is None or wait.transaction != transaction:
-                wait = self._waits[backend] = _Wait(transaction)
-            # The whole time since the last look: rather too much than too little.
-            wait.seconds += now - self._looked
-            self._bound(backend, wait, snapshots)
+            if wait is None or wait.transaction != seen.transaction:
+                wait = self._waits[backend] = _Wait(seen.transaction)
+            # The whole time since the last look, where the server does not know better.
+            wait.seconds += min(now - self._looked, seen.seconds)
+            self._bound(backend, wait, seen.snapshots)
         self._looked = now
         if waiting:
             self._sample(now, max(waiting, key=lambda backend: self._waits[backend].seconds))
 
-    def _look(self) -> dict[Backend, tuple[str, bool]]:
-        """The sessions that wait for a lock now: in which transaction, and whether it is for old snapshots to end."""
+    def _look(self) -> dict[Backend, _Waiting]:
+        """The sessions of the command that wait for a lock now; all that are there go into `seen`."""
         port = self.watch.conn.info.port
         known = [each for each in self.connections() if each.server_port == port]
+        # Since PostgreSQL 14 pg_locks says when a wait began.
+        waitstart = "waitstart" if self.watch.server_version >= 140000 else "NULL::timestamptz"
         rows = self.watch.query(
-            _LOOK,
+            _LOOK.format(waitstart=waitstart),
             {
                 "name": self.name,
                 "addresses": [each.address for each in known],
@@ -135,8 +146,8 @@ class Watchdog:
                 "starts": [each.start for each in self.seen],
             },
         )
-        waiting: dict[Backend, tuple[str, bool]] = {}
-        for pid, start, named, transaction, snapshots in rows:
+        waiting: dict[Backend, _Waiting] = {}
+        for pid, start, named, transaction, snapshots, since in rows:
             backend = Backend(pid, start)
             if not named and backend not in self.seen:
                 self.notify(
@@ -144,7 +155,7 @@ class Watchdog:
                 )
             self.seen[backend] = bool(named)
             if transaction is not None:
-                waiting[backend] = (transaction, bool(snapshots))
+                waiting[backend] = _Waiting(transaction, bool(snapshots), math.inf if since is None else since)
         return waiting
 
     def _bound(self, backend: Backend, wait: _Wait, snapshots: bool) -> None:
