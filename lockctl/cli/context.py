@@ -119,14 +119,18 @@ class Invocation:
         """The format of a list: the given one, else a table on a terminal and tsv elsewhere."""
         return self.shared.format or ("table" if out().isatty() else "tsv")
 
-    def rows(self, records: Iterable[Any], kind: type[Any]) -> int:
-        """Write a list of records of the class `kind`; returns how many there were."""
+    def rows(self, records: Iterable[Any], kind: type[Any], *, brief: Sequence[str] = ()) -> int:
+        """Write a list of records of the class `kind`; returns how many there were.
+
+        `brief` are the fields for a `table`, where all of them would not fit on a screen.
+        """
         stream, fmt = out(), self.list_format()
+        fields = brief if brief and fmt == "table" else list(kind.__dataclass_fields__)
         rest = iter(records)
         first = list(islice(rest, 1))  # what goes wrong before the first row leaves standard output empty
         count = render.write_rows(
             chain(first, rest),
-            list(kind.__dataclass_fields__),
+            fields,
             fmt=fmt,
             out=stream,
             header=not self.shared.no_header,

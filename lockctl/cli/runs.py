@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lockctl.cli.context import Invocation
+from lockctl.cli.context import Invocation, out
 from lockctl.cli.options import Command, Group, duration
 from lockctl.cli.sourcing import (
     IdsArgument,
@@ -40,6 +41,7 @@ app = typer.Typer(
     add_completion=False,
 )
 RECENT = 50
+BRIEF = ("source", "id", "name", "status", "started_at", "holder", "class_", "evidence", "queue")
 _SHOWN = 20
 
 
@@ -76,7 +78,7 @@ def lapsed(
         )
         for place, tally in tallies
     ]
-    count = inv.rows(_first(heapq.merge(*lists, key=_start), limit), Run)
+    count = inv.rows(_first(heapq.merge(*lists, key=_start), limit), Run, brief=BRIEF)
     for place, tally in tallies:
         _explain(inv, session, place, tally)
         if not place.leased:
@@ -134,7 +136,7 @@ def list_(
         reading.recent(session, place, looker(session, place, live, none_live), status=status, limit=limit)
         for place in places(inv, session, source, of_runs)
     ]
-    inv.rows(_first(heapq.merge(*lists, key=_start, reverse=True), limit), Run)
+    inv.rows(_first(heapq.merge(*lists, key=_start, reverse=True), limit), Run, brief=BRIEF)
 
 
 @app.command(cls=Command)
@@ -162,7 +164,28 @@ def show(
         names = ", ".join(each.run.source for each in found)
         raise UsageError(f"there is a run {run!r} in several sources: {names}", hint="say which with --source NAME")
     whole = to_json(found[0])
-    inv.result({**whole.pop("run"), **whole})
+    whole = {**whole.pop("run"), **whole}
+    if inv.shared.format == "table" or (inv.shared.format is None and out().isatty()):
+        inv.rows(_lines(whole), Line)
+    else:
+        inv.result(whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A field of a run as a line of its own, for people."""
+
+    field: str
+    value: Any
+
+
+def _lines(whole: dict[str, Any]) -> Iterator[Line]:
+    for field, value in whole.items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, dict):
+                yield Line(field, ", ".join(f"{name} {it}" for name, it in each.items() if it is not None))
+            elif each is not None:
+                yield Line(field, each)
 
 
 QueueOption = Annotated[
@@ -239,17 +262,18 @@ def _change(
     shown = changing.show(session, place, wanted, looker(session, place, live, none_live))
     doable = [each for each in shown if each.run is not None and not changing.refusal(place, verb, each, force)]
     if doable:
-        _tell(inv, doable)
+        _tell(inv, doable, queued=verb == "requeue")
         count = f"{len(doable)} run{'s' * (len(doable) != 1)}"
         inv.confirm(f"{verb.capitalize()} {count} of {place.source.name}?")
     finish(inv, changing.apply(session, place, verb, shown, reason=reason, queue=queue, force=force))
 
 
-def _tell(inv: Invocation, shown: list[Shown]) -> None:
+def _tell(inv: Invocation, shown: list[Shown], *, queued: bool) -> None:
     for each in shown[:_SHOWN]:
         run = each.run
         assert run is not None
         about = f"{run.status}, started {run.started_at}, held by {run.holder or 'nobody'}"
-        inv.say(escape_human(f"{run.id}: {about}" + (f"; {run.evidence}" if run.evidence else "")))
+        more = [text for text in (run.evidence, each.waits if queued else None) if text]
+        inv.say(escape_human("; ".join([f"{run.id}: {about}", *more])))
     if len(shown) > _SHOWN:
         inv.say(f"… and {len(shown) - _SHOWN} more")

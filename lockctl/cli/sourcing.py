@@ -101,6 +101,6 @@ def finish(inv: Invocation, changes: Iterable[Change]) -> None:
             inv.say(escape_human(f"{change.id}: {change.outcome.replace('_', ' ')}{why}"))
             yield change
 
-    inv.rows(told(), Change)
+    inv.rows(told(), Change, brief=("id", "outcome", "why"))
     if code := exit_code(outcomes):
         raise typer.Exit(code)

@@ -63,7 +63,8 @@ def buried(
             else:
                 yield from reading.buried(session, place, kind=kind, limit=limit)
 
-    inv.rows(islice(rows(), limit), BuriedSummary if summary else Buried)
+    brief = () if summary else ("source", "id", "kind", "key", "reason", "attempts", "buried_at")
+    inv.rows(islice(rows(), limit), BuriedSummary if summary else Buried, brief=brief)
 
 
 @app.command(cls=Command)
@@ -94,8 +95,12 @@ def revive(
     (place,) = places(inv, session, source, reading.part, one=True)
     if queue is not None and place.leased:
         raise UsageError(f"--queue has no meaning for {place.source.name}: its work has one queue")
-    shown = _ask_for_all(inv, session, place, kind) if everything else _ask_for(inv, session, place, wanted)
     look = looker(session, place, live, none_live)
+    shown: Iterable[Shown]
+    if everything:
+        shown = _ask_for_all(inv, session, place, kind)
+    else:
+        shown = _ask_for(inv, reviving.show(session, place, wanted, look), place.source.name)
     finish(inv, reviving.revive(session, place, shown, look, queue=queue, force=force))
 
 
@@ -109,20 +114,20 @@ def _wanted(ids: list[str] | None, everything: bool, kind: str | None) -> list[s
     return []
 
 
-def _ask_for(inv: Invocation, session: Session, place: Place, ids: list[str]) -> Iterable[Shown]:
-    from lockctl.runs import reviving
-
-    shown = reviving.show(session, place, ids)
-    doable = [each.record for each in shown if each.record is not None and each.refused is None]
-    for record in doable[:_SHOWN]:
+def _ask_for(inv: Invocation, shown: list[Shown], source: str) -> list[Shown]:
+    doable = [each for each in shown if each.record is not None and each.refused is None]
+    for each in doable[:_SHOWN]:
+        record = each.record
+        assert record is not None
         about = f"{record.kind} {record.key or ''}".strip()
-        inv.say(
-            escape_human(f"{record.id}: {about}, buried {record.buried_at} after {record.attempts}: {record.reason}")
-        )
+        count = record.attempts
+        attempts = "" if count is None else f" after {count} attempt{'s' * (count != 1)}"
+        waits = f"; {each.waits}" if each.waits else ""
+        inv.say(escape_human(f"{record.id}: {about}, buried {record.buried_at}{attempts}: {record.reason}{waits}"))
     if len(doable) > _SHOWN:
         inv.say(f"… and {len(doable) - _SHOWN} more")
     if doable:
-        inv.confirm(f"Revive {len(doable)} of {place.source.name}?")
+        inv.confirm(f"Revive {len(doable)} of {source}?")
     return shown
 
 

@@ -23,7 +23,10 @@ VERBS = {"requeue": "requeued", "cancel": "cancelled", "fail": "failed"}
 
 
 class Shown(NamedTuple):
-    """A run as it was shown before the question; `run` is None where there is no run with this id."""
+    """A run as it was shown before the question; `run` is None where there is no run with this id.
+
+    `expected` is the name that a session of its worker has, `waits` what it waits for once it is in a queue.
+    """
 
     id: str
     run: Run | None
@@ -31,6 +34,7 @@ class Shown(NamedTuple):
     mark: str
     verdict: Verdict | None
     expected: str | None
+    waits: str | None = None
 
 
 def show(session: Session, place: Place, ids: Iterable[str], look: Look) -> list[Shown]:
@@ -61,6 +65,7 @@ def _shown(
         marks[id_][1].mark if workers is not None else "",
         verdict,
         workers.expected(row.executor, row.version) if workers is not None else None,
+        workers.waits(row.version) if workers is not None else None,
     )
 
 

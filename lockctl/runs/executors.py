@@ -99,9 +99,13 @@ class Executors(NamedTuple):
             hosts.setdefault(self._executor(name), set()).update(clients)
         yield from ((name, tuple(sorted(found))) for name, found in sorted(hosts.items()) if len(found) > 1)
 
-    def has_version(self, version: str) -> bool:
-        """Whether a session's name ends like a worker of this version."""
-        return any(len(name) == _LONGEST or name.endswith(f"_{version}") for name in self.sessions)
+    def waits(self, version: str | None) -> str | None:
+        """What a queued run of this version waits for when no worker that would claim it is connected."""
+        if not self.sessions or version is None:
+            return None
+        if any(len(name) == _LONGEST or name.endswith(f"_{version}") for name in self.sessions):
+            return None
+        return f"no worker of version {version} is connected: in a queue it waits for one"
 
     def _connected(self, name: str, version: str | None, application: str | None) -> Verdict:
         owner = (self.versions or {}).get(version or "")
@@ -142,7 +146,7 @@ class Executors(NamedTuple):
             return "live are, by the operator's word: " + (", ".join(sorted(self.said)) or "none")
         count = len(self.sessions)
         shown = ", ".join(sorted(self.sessions)[:3]) + ("…" if count > 3 else "")
-        return f"connected {'is' if count == 1 else 'are'} {shown}"
+        return f"connected: {shown}"
 
     def _shown(self, executor: str, version: str) -> str:
         return shown_name(f"{PREFIX}{executor}_{version}", self.server_version)

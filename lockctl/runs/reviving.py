@@ -11,7 +11,7 @@ from psycopg.sql import SQL
 from lockctl.db import Session
 from lockctl.records import to_json
 from lockctl.runs import buried, leased, queued
-from lockctl.runs.executors import Verdict
+from lockctl.runs.executors import Executors, Verdict
 from lockctl.runs.places import Place
 from lockctl.runs.reading import Look
 from lockctl.runs.records import Buried, Change
@@ -20,27 +20,33 @@ _BATCH = 200
 
 
 class Shown(NamedTuple):
-    """Buried work as it was shown before the question; `record` is None where there is nothing with this id."""
+    """Buried work as it was shown before the question; `record` is None where there is nothing with this id.
+
+    `waits` is what a run waits for once it is in a queue.
+    """
 
     id: str
     record: Buried | None
     mark: str = ""
     run: tuple[str | None, str | None] = (None, None)
     refused: str | None = None
+    waits: str | None = None
 
 
-def show(session: Session, place: Place, ids: Iterable[str]) -> list[Shown]:
+def show(session: Session, place: Place, ids: Iterable[str], look: Look) -> list[Shown]:
     """The work with these ids, once each and in this order."""
     wanted = list(dict.fromkeys(ids))
     found = buried.by_id(session, place, wanted)
-    return [_shown(each, found.get(each)) for each in wanted]
+    workers = look() if buried.part(place) == "runs" else None
+    return [_shown(each, found.get(each), workers) for each in wanted]
 
 
-def _shown(id_: str, found: tuple[bool, buried.Shown] | None) -> Shown:
+def _shown(id_: str, found: tuple[bool, buried.Shown] | None, workers: Executors | None) -> Shown:
     if found is None:
         return Shown(id_, None)
     is_buried, shown = found
-    return Shown(id_, shown.record, shown.mark, shown.run, None if is_buried else "it is not buried")
+    refused = None if is_buried else "it is not buried"
+    return Shown(id_, shown.record, shown.mark, shown.run, refused, workers.waits(shown.run[1]) if workers else None)
 
 
 def every(session: Session, place: Place, kind: str | None, until: str | None) -> Iterator[Shown]:

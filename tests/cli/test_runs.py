@@ -353,3 +353,22 @@ def test_on_a_standby_runs_are_listed_and_not_changed(dsn: str, standby: Any) ->
     there = standby.dsn(dsn)
     assert [run["id"] for run in work("runs", "lapsed", dsn=there).json()] == ["r"]
     assert work("runs", "fail", "r", "--yes", dsn=there).returncode == 6
+
+
+def test_a_table_has_the_columns_that_fit_a_screen_and_one_run_is_a_line_a_field(dsn: str) -> None:
+    start(dsn, "r")
+    listed = run_lockctl("runs", "lapsed", "-f", "table", dsn=dsn).stdout
+    assert "evidence" in listed
+    assert "age_ms" not in listed
+    shown = run_lockctl("runs", "show", "r", "-f", "table", dsn=dsn).stdout
+    assert any(line.split()[:3] == ["id", "│", "r"] or "id" in line.split() for line in shown.splitlines())
+    assert "lockctl runs requeue" in shown
+
+
+def test_what_a_queued_run_will_wait_for_is_said(dsn: str, conn: Conn) -> None:
+    dbos.make(conn)
+    dbos.run(conn, "old", application_version="0.9")
+    with dbos.worker(dsn, "w1"):
+        done = run_lockctl("runs", "requeue", "old", "--source", "dbos", "--yes", dsn=dsn)
+    assert done.returncode == 0
+    assert "no worker of version 0.9 is connected" in done.stderr

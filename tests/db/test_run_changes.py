@@ -218,7 +218,7 @@ def revive(session: Session, place: Place, seen: Any, **options: Any) -> list[Ch
 
 def test_revived_work_is_due_with_its_attempts_from_nought(session: Session, place: Place) -> None:
     work = bury(session, "mail:1", attempts=3)
-    (done,) = revive(session, place, reviving.show(session, place, [work]))
+    (done,) = revive(session, place, reviving.show(session, place, [work], reading.looker(session, place)))
     assert (done.outcome, done.previous["attempts"], done.previous["reason"]) == ("revived", 3, "no such address")
     (row,) = store.claim_due(session, limit=9, lease_ms=HOUR)
     assert (row.id, row.attempts) == (work, 1)
@@ -230,7 +230,7 @@ def test_work_that_changed_since_it_was_shown_is_left(
     session: Session, place: Place, conn: Conn, meanwhile: str
 ) -> None:
     work = bury(session, "mail:1")
-    seen = reviving.show(session, place, [work])
+    seen = reviving.show(session, place, [work], reading.looker(session, place))
     if meanwhile == "deleted":
         conn.execute("DELETE FROM run_store.work")
     elif meanwhile == "buried again":
@@ -273,7 +273,7 @@ def test_work_that_is_not_buried_or_unknown_is_left(session: Session, place: Pla
     store.enqueue(session, kind="mail", key="mail:1", payload={})
     row = conn.execute("SELECT id FROM run_store.work").fetchone()
     assert row is not None
-    found = revive(session, place, reviving.show(session, place, [row[0], "nope"]))
+    found = revive(session, place, reviving.show(session, place, [row[0], "nope"], reading.looker(session, place)))
     assert outcomes(found) == {row[0]: "skipped", "nope": "not_found"}
 
 
@@ -365,7 +365,7 @@ def bury_run(conn: Conn, run: str = "r") -> None:
 
 def test_a_revived_run_is_as_the_sdks_resume_leaves_it(session: Session, flows: Place, conn: Conn) -> None:
     bury_run(conn)
-    (done,) = revive(session, flows, reviving.show(session, flows, ["r"]))
+    (done,) = revive(session, flows, reviving.show(session, flows, ["r"], reading.looker(session, flows)))
     assert (done.outcome, done.previous["attempts"]) == ("revived", 51)
     row = dbos.row(conn, "r")
     assert (row["status"], row["queue_name"]) == ("ENQUEUED", "_dbos_internal_queue")
@@ -375,7 +375,7 @@ def test_a_revived_run_is_as_the_sdks_resume_leaves_it(session: Session, flows: 
 
 def test_a_revived_run_goes_onto_the_queue_of_choice(session: Session, flows: Place, conn: Conn) -> None:
     bury_run(conn)
-    revive(session, flows, reviving.show(session, flows, ["r"]), queue="other")
+    revive(session, flows, reviving.show(session, flows, ["r"], reading.looker(session, flows)), queue="other")
     assert dbos.row(conn, "r")["queue_name"] == "other"
 
 
@@ -383,7 +383,7 @@ def test_a_run_of_a_live_executor_is_revived_by_force_alone(
     session: Session, flows: Place, conn: Conn, dsn: str
 ) -> None:
     bury_run(conn)
-    seen = reviving.show(session, flows, ["r"])
+    seen = reviving.show(session, flows, ["r"], reading.looker(session, flows))
     with dbos.worker(dsn, "w1"):
         assert "live" in why(revive(session, flows, seen))
         assert outcomes(revive(session, flows, seen, force=True)) == {"r": "revived"}
@@ -391,7 +391,10 @@ def test_a_run_of_a_live_executor_is_revived_by_force_alone(
 
 def test_a_run_that_is_not_buried_is_not_revived(session: Session, flows: Place, conn: Conn) -> None:
     dbos.run(conn, "r")
-    assert why(revive(session, flows, reviving.show(session, flows, ["r"]))) == "it is not buried"
+    assert (
+        why(revive(session, flows, reviving.show(session, flows, ["r"], reading.looker(session, flows))))
+        == "it is not buried"
+    )
 
 
 CHANGES: dict[str, Callable[[Session, Place], Any]] = {

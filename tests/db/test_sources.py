@@ -173,7 +173,7 @@ def test_work_is_buried_by_its_marker_and_revived(wf: Deployment) -> None:
     assert (found.key, found.attempts, found.reason, found.payload) == ("k", 3, "gave up", "no json")
     assert (found.buried_at is not None) == wf.within
     look = reading.looker(wf.session, wf.place)
-    seen = reviving.show(wf.session, wf.place, [found.id])
+    seen = reviving.show(wf.session, wf.place, [found.id], look)
     (done,) = reviving.revive(wf.session, wf.place, seen, look)
     assert done.outcome == "revived"
     assert list(buried.buried(wf.session, wf.place)) == []

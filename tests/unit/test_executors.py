@@ -103,3 +103,12 @@ def test_one_id_from_several_hosts_is_told() -> None:
     }
     found = workers(hosts=here, versions={"1.0.0": None, "2.0.0": None})
     assert list(found.shared_ids()) == [("w1", ("10.0.0.1", "10.0.0.2"))]
+
+
+def test_a_queued_run_waits_for_a_worker_of_its_version() -> None:
+    found = workers("w1_1.0.0")
+    assert found.waits("1.0.0") is None
+    assert "version 0.9" in (found.waits("0.9") or "")
+    assert found.waits(None) is None
+    assert workers().waits("1.0.0") is None
+    assert workers(f"{LONG}_{'0' * 40}").waits("0.9") is None
