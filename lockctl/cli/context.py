@@ -80,7 +80,8 @@ class Invocation:
             command=self.command,
             connect_timeout_ms=timeout,
             deadline=clock.Deadline(at) if whole else clock.NEVER,
-            lock_timeout_ms=timeout + extra_ms,
+            # Where there is a deadline, it ends a wait: lockctl looks who is in the way, and then cancels.
+            lock_timeout_ms=timeout + extra_ms + (2_000 if whole else 0),
             statement_timeout_ms=timeout + extra_ms + 5_000 if whole else None,
             sampler=_sample,
         )

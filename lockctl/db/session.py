@@ -235,7 +235,7 @@ class Session:
             return
         if self._borrower is not None:
             self._borrower()
-        elif now >= self._sample_at:
+        elif now >= self._sample_at or (self._deadline.passed and not self.blockers):
             self._sample_at = now + _NEXT_SAMPLE
             self._sample()
         if self._deadline.passed:

@@ -65,7 +65,7 @@ def rows(
         after = [*([last[-2]] if column else []), *last[: len(table.shape.keys)]]
 
 
-def summary(session: Session, table: LockedTable, wanted: Filter) -> list[Summary]:
+def summary(session: Session, table: LockedTable, wanted: Filter) -> Iterator[Summary]:
     """How many rows are held and how many lapsed, counted in the database."""
     conditions, params = _conditions(table, wanted)
     expires = table.shape.expires
@@ -80,18 +80,17 @@ def summary(session: Session, table: LockedTable, wanted: Filter) -> list[Summar
     )
     counts = {row[0]: row for row in found}
     shape = table.shape
-    states = [state for state in ("held", "lapsed") if wanted.state in (state, "all")]
-    return [
-        Summary(
-            shape.table.name,
-            shape.relation,
-            state,
-            counts[state][1] if state in counts else 0,
-            utc_text(micros(counts[state][2], expires)) if state in counts else None,
-            utc_text(micros(counts[state][3], expires)) if state in counts else None,
-        )
-        for state in states
-    ]
+    for state in ("held", "lapsed"):
+        if wanted.state in (state, "all"):
+            _, count, oldest, newest = counts.get(state, (state, 0, None, None))
+            yield Summary(
+                shape.table.name,
+                shape.relation,
+                state,
+                count,
+                utc_text(micros(oldest, expires)),
+                utc_text(micros(newest, expires)),
+            )
 
 
 def moment(column: Column) -> SQL:

@@ -16,7 +16,7 @@ from psycopg import sql
 from lockctl.catalog import LockTable, split_relation
 from lockctl.db import Session, relations
 from lockctl.db.relations import INTEGER, TIMES, WORDS, Column, Relation, quote
-from lockctl.errors import BehindError, UsageError
+from lockctl.errors import BehindError, DeniedError, LockctlError, UsageError
 
 if TYPE_CHECKING:
     from lockctl.records import TableInfo
@@ -150,17 +150,27 @@ def _check(shape: Shape, kind: str, uniques: Iterable[frozenset[int]]) -> None:
         raise BehindError(f"{shape.relation} has no primary key or unique index on ({names})")
 
 
-def _missing(session: Session, table: LockTable, schema: str | None) -> BehindError:
+# A schema on the search path that the role may not use is left out of it silently.
+_ELSEWHERE = """
+SELECT n.nspname::text, current_user::text, NOT has_schema_privilege(n.oid, 'USAGE')
+       AND n.nspname = ANY (SELECT replace(btrim(s, '" '), '$user', current_user)
+                              FROM unnest(string_to_array(current_setting('search_path'), ',')) AS s)
+  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relname = %s AND c.relkind IN ('r', 'p') ORDER BY 1
+"""
+
+
+def _missing(session: Session, table: LockTable, schema: str | None) -> LockctlError:
     own, name = split_relation(table.relation)
     where = own or schema
-    elsewhere = [
-        row[0]
-        for row in session.query(
-            "SELECT n.nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-            " WHERE c.relname = %s AND c.relkind IN ('r', 'p') ORDER BY 1",
-            (name,),
-        )
-    ]
+    found = session.query(_ELSEWHERE, (name,))
+    elsewhere = [row[0] for row in found]
+    for place, role, barred in found:
+        if barred and where is None:
+            return DeniedError(
+                f"role {role} lacks USAGE on schema {quote(place)}, where {quote(name)} is",
+                hint=f"the owner can run: GRANT USAGE ON SCHEMA {quote(place)} TO {quote(role)}",
+            )
     if elsewhere and own is None:
         hint = f"there is one in schema {', '.join(elsewhere)}: give --schema"
     elif table.component:
