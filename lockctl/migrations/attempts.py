@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from lockctl import clock, durations
-from lockctl.db import Session
+from lockctl.db import Session, describe
 from lockctl.errors import BlockedError, LockctlError, UnreachableError, UsageError
 from lockctl.migrations import indexes
 from lockctl.migrations.monitor import Monitor
@@ -32,11 +33,26 @@ class Attempt:
         self.number = number
         self.stands: list[str] = []
         self._rebuilding: indexes.Target | None = None
+        self._altered = False
         monitor.attempt()
 
     @property
     def limits(self) -> Limits:
         return self.policy.limits
+
+    @contextmanager
+    def lent(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        """The session's connection while this attempt makes the transactions on it, watched by the monitor."""
+        try:
+            with self.session.lend(self.monitor.tick) as conn:
+                yield conn
+        finally:
+            if self._altered and not self.session.closed:
+                self._altered = False
+                with suppress(LockctlError):
+                    # To what the session began with.
+                    self.session.query("RESET lock_timeout")
+                    self.session.query("RESET statement_timeout")
 
     # -- transactions of SQL ----------------------------------------------------------------------------------------
 
@@ -46,7 +62,7 @@ class Attempt:
 
         Raises ours of `Session.failure`; UnreachableError says when it is not known whether it was committed.
         """
-        with self.session.lend(self.monitor.tick) as conn:
+        with self.lent() as conn:
             committing = False
             try:
                 conn.autocommit = False
@@ -74,7 +90,7 @@ class Attempt:
 
     def alone(self, statement: str) -> None:
         """Run one statement outside a transaction (CREATE INDEX CONCURRENTLY, VACUUM); afterwards it stands."""
-        with self.session.lend(self.monitor.tick) as conn:
+        with self.lent() as conn:
             conn.autocommit = True
             try:
                 self.before_alone(statement)
@@ -102,6 +118,7 @@ class Attempt:
                 "a statement outside a transaction needs a direct connection, and this one goes through a pooler",
                 hint="connect to PostgreSQL itself for this migration",
             )
+        self._altered = True
         target = indexes.target(self.session, statement)
         if target is None and not indexes.concurrent(statement):
             put(self.session, self.limits.lock_timeout_ms, self.limits.statement_timeout_ms)
@@ -131,8 +148,13 @@ class Attempt:
         """What the attempt has left although it failed, in words: what it committed, and a new INVALID index."""
         left = list(self.stands)
         if self._rebuilding is not None:
-            found = indexes.invalid(self.monitor.watch, self._rebuilding) - self._rebuilding.others
-            left += [f"the INVALID index {name} (a new run drops it and builds it anew)" for name in sorted(found)]
+            try:
+                found = indexes.invalid(self.monitor.watch, self._rebuilding) - self._rebuilding.others
+            except LockctlError as error:
+                return [*left, f"perhaps an INVALID index (can't look: {error.message})"]
+            ours = self._rebuilding.index is not None
+            what = "a new run drops it and builds it anew" if ours else "DROP INDEX CONCURRENTLY takes it away"
+            left += [f"the INVALID index {name} ({what})" for name in sorted(found)]
         return left
 
     def explained(self, error: LockctlError) -> LockctlError:
@@ -152,7 +174,7 @@ class Attempt:
         else:
             message = message.partition("; blocked by ")[0]
         if blockers:
-            message += f"; blocked by {detail or ', '.join(map(_describe, blockers))}"
+            message += f"; blocked by {detail or ', '.join(map(describe, blockers))}"
         notes = [blocker.note for blocker in blockers if blocker.root and blocker.note]
         return BlockedError(message, hint="; ".join(dict.fromkeys(notes)) or error.hint, cause=cause, blockers=blockers)
 
@@ -175,11 +197,3 @@ def put(session: Session, lock_timeout_ms: int, statement_timeout_ms: int | None
     )
     if shown != wanted:
         raise LockctlError(f"the limits of the migration are not in force: the server shows {shown}, not {wanted}")
-
-
-def _describe(blocker: object) -> str:
-    from lockctl.db import describe
-    from lockctl.records import Blocker
-
-    assert isinstance(blocker, Blocker)
-    return describe(blocker)

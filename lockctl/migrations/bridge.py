@@ -50,7 +50,7 @@ def connection(attempt: Attempt) -> Iterator[sqlalchemy.Connection]:
         if session.conn.autocommit:
             attempt.after_alone(statement)
 
-    with session.lend(attempt.monitor.tick) as conn:
+    with attempt.lent() as conn:
         conn.autocommit = False
         # The engine is not disposed of: that would close the session's connection.
         with translated(session), engine.connect() as bound:

@@ -106,6 +106,8 @@ class Engine:
                 self.notify(Event("committed", f"{step.name} committed", step.name, number, *place))
                 return True
             except LockctlError as error:
+                if isinstance(error, BlockedError) and error.cause in RETRIED:
+                    monitor.gave_up()
                 progress.waited_ms += monitor.waited_ms
                 failure = attempt.explained(error)
                 left = attempt.left_behind()
@@ -114,7 +116,8 @@ class Engine:
                         self._pause(failure, step, number, place, monitor, deadline)
                     except Interrupted as signal:
                         return self._end(step, progress, signal, [])
-                    continue
+                    if not deadline.passed or monitor.gone():
+                        continue
                 return self._end(step, progress, _counted(failure, number), left)
             except Interrupted as signal:
                 progress.waited_ms += monitor.waited_ms

@@ -52,7 +52,7 @@ def concurrent(statement: str) -> bool:
         return bool(node.is_vacuumcmd) and not full
     if name == "ReindexStmt":
         return any(option.defname == "concurrently" for option in node.params or ())
-    return bool(getattr(node, "concurrent", False))
+    return name in ("IndexStmt", "DropStmt") and bool(node.concurrent)
 
 
 def changes(statement: str) -> bool:

@@ -78,7 +78,7 @@ class Monitor:
     def begin(self, budget_ms: int | None) -> None:
         """A transaction, or a statement outside one, begins; its waits may take `budget_ms` together (None: any)."""
         self._before += self.waited
-        self.waited, self.exceeded, self._waiting = 0.0, False, False
+        self.waited, self.exceeded, self._waiting, self._looked = 0.0, False, False, 0.0
         self._budget = None if budget_ms is None else budget_ms / 1000
 
     def tick(self) -> None:
@@ -99,6 +99,11 @@ class Monitor:
             self.exceeded = True
             with suppress(psycopg.Error):
                 self.session.conn.cancel_safe(timeout=_CANCEL_S)
+
+    def gave_up(self) -> None:
+        """The statement ended waiting for a lock: count what it waited since the last look, too."""
+        if self._looked >= self.session.started:
+            self.waited += clock.now() - self._looked
 
     # -- looking ---------------------------------------------------------------------------------------------------
 

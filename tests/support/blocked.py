@@ -20,13 +20,17 @@ def holding(dsn: str, statement: str, application: str = "holder") -> Iterator[i
     with psycopg.connect(dsn, application_name=application) as conn:
         conn.execute(statement.encode())
         yield conn.info.backend_pid
-        conn.rollback()
+        # The session may have been ended on purpose.
+        with suppress(psycopg.Error):
+            conn.rollback()
 
 
 @contextmanager
-def waiting(dsn: str, watch: Conn, statement: str, application: str = "waiter") -> Iterator[int]:
+def waiting(
+    dsn: str, watch: Conn, statement: str, application: str = "waiter", *, autocommit: bool = False
+) -> Iterator[int]:
     """The pid of a session whose `statement` waits for a lock, in a transaction; it is cancelled in the end."""
-    with psycopg.connect(dsn, application_name=application) as conn:
+    with psycopg.connect(dsn, application_name=application, autocommit=autocommit) as conn:
 
         def run() -> None:
             with suppress(psycopg.Error):
@@ -40,6 +44,5 @@ def waiting(dsn: str, watch: Conn, statement: str, application: str = "waiter") 
         finally:
             watch.execute("SELECT pg_cancel_backend(%s)", (conn.info.backend_pid,))
             thread.join(30)
-            # The session may have been ended on purpose.
             with suppress(psycopg.Error):
                 conn.rollback()
