@@ -18,6 +18,7 @@ from lockctl.db.session import MARK, Sampler, Session
 
 _LONGEST_TIMEOUT_MS = 2**31 - 1
 """What the server's timeouts take, nearly 25 days; a deadline beyond that is kept here alone."""
+_PREPARE_GRACE_S = 0.2
 
 
 @dataclass(slots=True)
@@ -87,7 +88,9 @@ class Database:
             conn.adapters.register_loader("timestamp", Micros)
         session = Session(self, conn, settings, read_only)
         try:
-            session.prepare()
+            # Part of connecting: a server that accepts and then says nothing must not hold us longer.
+            with session.within(deadline, grace=_PREPARE_GRACE_S):
+                session.prepare()
         except BaseException:
             session.close()
             raise

@@ -39,6 +39,9 @@ class Events:
             if former is not signal.SIG_IGN or number == signal.SIGCHLD:
                 self._former[number] = former
                 signal.signal(number, _note)
+        if signal.getsignal(signal.SIGTTOU) is signal.SIG_DFL:
+            # Behind the command on a terminal with `stty tostop`, a warning would stop us.
+            self._former[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
 
     def close(self) -> None:
         """Signals mean again what they meant before."""

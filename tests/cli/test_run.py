@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from tests.support.cli import LOCKCTL, popen_lockctl, run_lockctl
 from tests.support.runs import Marked, appeared, ended, guard_of, kill, row, running
@@ -109,6 +110,19 @@ def test_inside_the_command_check_and_extend_need_no_arguments(dsn: str, tmp_pat
     assert done.returncode == 0, done.stderr
     before, after = done.jsonl()
     assert before["lock"]["remaining_ms"] <= 60_000 < after["lock"]["remaining_ms"]
+
+
+def test_a_database_that_the_libpq_variables_chose_is_the_commands_too(dsn: str, tmp_path: Path) -> None:
+    """Even where the command stands beside a configuration that would choose another."""
+    (tmp_path / "lockctl.toml").write_text('default_profile = "p"\n[profiles.p]\ndsn = "host=/nowhere dbname=x"\n')
+    params = conninfo_to_dict(dsn)
+    env = {
+        f"PG{word}": str(params[name]) for word, name in (("HOST", "host"), ("DATABASE", "dbname"), ("USER", "user"))
+    }
+    script = f"cd {tmp_path} && {' '.join(LOCKCTL)} check -f json"
+    done = run_lockctl("run", "ffdb_locks", "nightly", "--", "sh", "-c", script, env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.json()["outcome"] == "held"
 
 
 def test_renewal_never_shortens_what_the_command_extended(dsn: str, conn: psycopg.Connection) -> None:

@@ -208,3 +208,35 @@ def test_the_embedded_server_is_the_commands_too_and_its_lock_file_is_not(tmp_pa
     assert done.json()["outcome"] == "held"
     assert "/proc/" in done.stderr
     assert ".lock" not in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["acquire", "run"])
+def test_a_server_that_accepts_and_then_says_nothing_ends_the_connecting_in_time(
+    proxy: Proxy, dsn: str, verb: str
+) -> None:
+    proxy.delay(0.02)
+    words = [verb, "ffdb_locks", "nightly", "--timeout", "2s", *(["--", "true"] if verb == "run" else [])]
+    with popen_lockctl(*words, dsn=proxy.dsn(dsn)) as process:
+        until(lambda: proxy.connections and b"Z" in proxy.messages(Side.SERVER), what="the connection")
+        proxy.stall()
+        code, stderr = ended(process)
+    assert code == 6, stderr
+    assert "the server did not answer" in stderr
+
+
+def test_through_a_pooler_the_lease_is_renewed_and_released(pgbouncer_dsn: str, conn: psycopg.Connection) -> None:
+    mark = Marked()
+    seen = set()
+    with running(pgbouncer_dsn, "nightly", "sh", "-c", mark.sleeper(), ttl="1s") as process:
+        until(lambda: mark.processes() and row(conn, "nightly"), what="the command")
+
+        def renewals() -> int:
+            seen.add(conn.execute("SELECT expires_at FROM ffdb_locks").fetchone())
+            return len(seen)
+
+        until(lambda: renewals() > 6, deadline=30, what="six renewals")
+        assert mark.processes()
+        kill(process, signal.SIGTERM)
+        code, stderr = ended(process)
+    assert (code, stderr) == (143, "")
+    assert row(conn, "nightly") is None

@@ -134,6 +134,21 @@ def test_a_command_that_stays_stopped_is_ended_before_its_lease_lapses(
     shell.expect("status 6")
 
 
+def test_a_terminal_that_stops_writers_in_the_background_does_not_stop_us(
+    shell: pexpect.spawn[str], conn: psycopg.Connection
+) -> None:
+    mark = Marked()
+    shell.sendline("stty tostop")
+    shell.expect("ready> ")
+    shell.sendline(f"lockctl run ffdb_locks nightly --ttl 1s -- sh -c 'echo begun; sleep 300; true' {mark.word}")
+    shell.expect("begun")
+    conn.execute("DELETE FROM ffdb_locks")
+    shell.expect("the lease was lost")
+    shell.expect("ready> ")
+    shell.sendline("echo status $?")
+    shell.expect("status 5")
+
+
 def test_a_script_ends_with_the_command_that_ctrl_c_ended(dsn: str) -> None:
     """As it would without lockctl: the terminal's signal would have reached the script too."""
     script = f"{' '.join(LOCKCTL)} run ffdb_locks nightly -- sh -c 'echo begun; exec sleep 300'; echo went on"
