@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import struct
 from collections.abc import Callable, Generator
@@ -15,6 +16,10 @@ from lockctl import clock
 
 _PG_EPOCH = 946_684_800_000_000
 _TICK = 0.1
+_CANCEL_WITHIN_S = 1.0
+
+# What it has to tell comes to us as errors, and else would stand on standard error as lines without a sender.
+logging.getLogger("psycopg").setLevel(logging.CRITICAL)
 
 
 class Micros(Loader):
@@ -54,6 +59,14 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         if self.on_wait is not None:
             gen = _ticking(gen, self.on_wait)
         return super().wait(gen, interval, timeout)
+
+    def _try_cancel(self, *, timeout: float = 5.0) -> None:
+        # psycopg calls this when a signal interrupts a wait, and then waits for the statement's end. A server that does
+        # not even take the cancel within a second is waited for no longer: INT and TERM end a command at once.
+        try:
+            self.cancel_safe(timeout=min(timeout, _CANCEL_WITHIN_S))
+        except Exception:
+            self.pgconn.finish()
 
 
 def _ticking(gen: Generator[Any, Any, Any], tick: Callable[[], None]) -> Generator[Any, Any, Any]:

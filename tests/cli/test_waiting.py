@@ -154,6 +154,20 @@ def test_a_server_that_stays_away_is_unreachable_when_the_time_is_over(
         assert process.wait(40) == 6
 
 
+def test_a_signal_ends_the_waiting_also_where_the_network_is_stuck(
+    proxy: Proxy, dsn: str, conn: psycopg.Connection
+) -> None:
+    hold(conn, 3600)
+    words = ["acquire", "ffdb_locks", "nightly", "--wait", "1h", "--delay", "1ms"]
+    with popen_lockctl(*words, dsn=proxy.dsn(dsn)) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        proxy.stall()
+        process.send_signal(signal.SIGTERM)
+        code, stderr = ended(process)
+    assert (code, stderr) == (143, "")
+
+
 def test_of_many_waiters_one_gets_it_and_the_others_see_who(dsn: str, conn: psycopg.Connection) -> None:
     hold(conn, 3)
     processes = []
