@@ -10,16 +10,19 @@ SOURCES := $(wildcard lockctl tests alembic benchmarks)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format bench docs lock clean
+.PHONY: help demo test test-real check format bench docs lock clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(READY) ## the whole story on a PostgreSQL of its own, under a minute
 	@$(BIN)/lockctl demo
 
 test: check ## check, then every test (WORKERS=2, PYTEST_ARGS='-k …')
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+test-real: $(READY) ## tests with the real software of others, installed with npm (needs Node; not part of `make test`)
+	LOCKCTL_TEST_REAL=1 $(BIN)/python -m pytest tests/real $(PYTEST_ARGS)
 
 check: $(READY) ## ruff (format and lint), mypy strict, import-linter
 	$(BIN)/ruff format --check $(SOURCES)
