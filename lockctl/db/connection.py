@@ -45,6 +45,8 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     connect_deadline = clock.NEVER
     on_wait: Callable[[], None] | None = None
+    on_resume: Callable[[], None] = staticmethod(lambda: None)
+    """Called when a wait goes on after a signal, for psycopg to see the end of the statement that it cancelled."""
 
     @classmethod
     def _connect_gen(cls, conninfo: str = "", **kwargs: Any) -> Generator[Any, Any, Any]:
@@ -57,8 +59,13 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     def wait(self, gen: Any, interval: float = _TICK, timeout: float | None = None) -> Any:
         if self.on_wait is not None:
-            gen = _ticking(gen, self.on_wait)
-        return super().wait(gen, interval, timeout)
+            gen = _ticking(gen, self.on_wait, self.on_resume)
+        try:
+            return super().wait(gen, interval, timeout)
+        except psycopg.Error as error:
+            if isinstance(error.__context__, KeyboardInterrupt):
+                raise error.__context__ from None  # the connection broke while psycopg cancelled for the signal
+            raise
 
     def _try_cancel(self, *, timeout: float = 5.0) -> None:
         # psycopg calls this when a signal interrupts a wait, and then waits for the statement's end. A server that does
@@ -69,15 +76,18 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             self.pgconn.finish()
 
 
-def _ticking(gen: Generator[Any, Any, Any], tick: Callable[[], None]) -> Generator[Any, Any, Any]:
-    """`gen`, calling `tick` each time that the wait under it timed out with nothing to read."""
-    state = next(gen, _DONE := object())
-    if state is _DONE:
-        return None
+def _ticking(
+    gen: Generator[Any, Any, Any], tick: Callable[[], None], resume: Callable[[], None] = lambda: None
+) -> Generator[Any, Any, Any]:
+    """`gen`, calling `tick` each time that the wait under it timed out with nothing to read, and `resume` when it is
+    waited for anew."""
     try:
+        state = next(gen)
         while True:
             ready = yield state
-            if not ready:
+            if ready is None:
+                resume()
+            elif not ready:
                 tick()
             state = gen.send(ready)
     except StopIteration as stop:

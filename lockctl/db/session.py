@@ -62,6 +62,7 @@ class Session:
         self._cancel_grace = _CANCEL_GRACE
         self._samples = database.sampler is not None
         conn.on_wait = self._tick
+        conn.on_resume = self._resumed
 
     # -- making the session ------------------------------------------------------------------------------------
 
@@ -242,6 +243,10 @@ class Session:
             self._cancelled_at = now
             with suppress(psycopg.Error):
                 self.conn.cancel_safe(timeout=self._cancel_grace)
+
+    def _resumed(self) -> None:
+        # A signal came, and psycopg has tried to cancel: what remains is bounded like a cancel of our own.
+        self._cancelled_at = clock.now()
 
     def _sample(self) -> None:
         """Remember who blocks us now: after the error it is too late to ask."""

@@ -169,8 +169,9 @@ def _again(database: Database) -> Session:
 
 
 def end_former(session: Session, name: str) -> None:
-    """End what still runs in the server for the lost connection, so that it can't be granted anything later.
+    """End what the lost connection has in the server, so that it can't be granted anything later.
 
+    Its session may be idle while the statement is still on its way: only a pooler's, which others use, is spared then.
     Raises UnreachableError when it does not go away.
     """
     deadline = clock.Deadline.after(_CLEANUP_MS)
@@ -178,8 +179,8 @@ def end_former(session: Session, name: str) -> None:
         rows = session.query(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE application_name = left(%s::text, 63) AND pid <> pg_backend_pid()"
-            " AND usename = current_user AND state IS DISTINCT FROM 'idle'",
-            (name,),
+            " AND usename = current_user AND (state IS DISTINCT FROM 'idle' OR NOT %s)",
+            (name, session.pooled),
         )
         if not rows:
             return
