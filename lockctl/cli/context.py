@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
@@ -110,7 +110,8 @@ class Invocation:
             return
         import json
 
-        print(json.dumps({"warning": message}, ensure_ascii=False), file=sys.stderr, flush=True)
+        with suppress(OSError, ValueError, AttributeError):
+            print(json.dumps({"warning": message}, ensure_ascii=False), file=sys.stderr, flush=True)
 
     @property
     def json(self) -> bool:

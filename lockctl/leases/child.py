@@ -60,13 +60,13 @@ class Guard:
         self._arguments = (str(grace), "1" if let_live else "0")
         self._group = ""
         self._times = ""
-        self._start()
+        self._writer, self._process = self._start()
 
-    def _start(self) -> None:
-        reader, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)
+    def _start(self) -> tuple[int, subprocess.Popen[bytes]]:
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
         try:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable or "python3", "-I", "-S", guard_script.__file__, str(reader), *self._arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -76,13 +76,17 @@ class Guard:
                 pass_fds=(reader,),
                 start_new_session=True,  # no signal of the terminal, or to our group, is meant for it
             )
+        except OSError as error:
+            os.close(writer)
+            raise LockctlError(f"the guard process could not be started: {error.strerror}") from None
         finally:
             os.close(reader)
+        return writer, process
 
     def announce(self) -> None:
         """Called by the command itself, before it is executed: the guard knows the group as soon as there is one."""
-        pid = os.getpid()
-        os.write(self._writer, _group_line(pid))
+        with suppress(OSError):  # killed already: another will be told
+            os.write(self._writer, _group_line(os.getpid()))
 
     def adopt(self, group: int) -> None:
         """Remember the group, for a guard that must be started anew."""
@@ -94,11 +98,12 @@ class Guard:
         self._tell(self._times)
 
     def revive(self) -> bool:
-        """Start a guard that died anew; False when it was alive."""
+        """Start a guard that died anew; False when it was alive. Raises LockctlError."""
         if self._process.poll() is None:
             return False
-        os.close(self._writer)
-        self._start()
+        former = self._writer
+        self._writer, self._process = self._start()
+        os.close(former)
         self._tell(self._group + self._times)
         return True
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lockctl import clock, durations
+from lockctl.errors import LockctlError
 from lockctl.leases.child import Command, Guard
 from lockctl.leases.events import PASSED_ON, WAKE, Events
 from lockctl.leases.keeping import Keeper
@@ -137,8 +138,11 @@ class Holding:
 
     def _on(self, event: int) -> None:
         if event == signal.SIGCHLD:
-            if self.guard.revive():
-                self.warn("the guard process was killed: started another")
+            try:
+                if self.guard.revive():
+                    self.warn("the guard process was killed: started another")
+            except LockctlError as error:
+                self.warn(error.message)
         elif event == signal.SIGCONT:
             self._continue()
         elif event == signal.SIGTSTP or event in PASSED_ON:

@@ -81,8 +81,8 @@ class Keeper:
         while self._sleep_until(self._next):
             try:
                 self._renew()
-            except LockctlError as error:
-                self._failed(error)
+            except Exception as error:  # whatever it was, the lease must be renewed
+                self._failed(error if isinstance(error, LockctlError) else LockctlError(repr(error)))
                 self._next = clock.now() + min(pause, self._left() / 8) * random.uniform(0.8, 1.2)
                 pause = min(_LONGEST_PAUSE_S, pause * 2)
             else:

@@ -86,9 +86,8 @@ class Runner:
         """
         kept = Kept(self.table, key, holder, self.terms.ttl_ms, self.terms.margin_s)
         terminal = Terminal()
-        guard = Guard(self.terms.margin_s, let_live=self.terms.let_live)
+        guard, command = self._start(terminal, kept)
         try:
-            command = self._start(guard, terminal, kept)
             keeper = Keeper(self.line, kept, until, self.events.wake, self.warn)
             keeper.start()
             ending = Holding(
@@ -101,6 +100,9 @@ class Runner:
                 self.terms.kill_after_ms / 1000,
                 self.warn,
             ).run()
+        except BaseException:
+            command.group.end(signal.SIGKILL)  # whatever it was: nobody watches over the command any more
+            raise
         finally:
             terminal.close()
             guard.close()
@@ -109,13 +111,18 @@ class Runner:
             return Ran(ending, keeper.trouble, keeper.lost, None)
         return self._finish(kept, ending, keeper.trouble, self.line if free else Line(self.line.database))
 
-    def _start(self, guard: Guard, terminal: Terminal, kept: Kept) -> Command:
+    def _start(self, terminal: Terminal, kept: Kept) -> tuple[Guard, Command]:
+        """The guard first, so that at no moment there is a command without one."""
+        guard: Guard | None = None
         try:
             for event in self.events.wait(0):
                 if event in _ENDS_BEFORE_START:
                     raise Interrupted(event)
-            return Command(self.argv, self.env, guard, terminal, self.events.handled)
-        except (LockctlError, Interrupted):
+            guard = Guard(self.terms.margin_s, let_live=self.terms.let_live)
+            return guard, Command(self.argv, self.env, guard, terminal, self.events.handled)
+        except BaseException:
+            if guard is not None:
+                guard.close()
             _end_lease(self.line, kept, keep=False, within_ms=_FINISH_WITHIN_MS)
             raise
 

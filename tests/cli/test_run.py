@@ -150,6 +150,48 @@ def test_the_command_inherits_nothing_of_ours_and_what_we_were_given(dsn: str, t
     assert done.stdout.endswith("given\n")
 
 
+@pytest.mark.parametrize("words", [("verrou", "plan-7"), ("agent_task_run_lock", "agent-1", "task-1")])
+def test_it_is_the_same_for_other_tables(dsn: str, words: tuple[str, ...]) -> None:
+    script = f"{' '.join(LOCKCTL)} check -q -f json && {' '.join(LOCKCTL)} extend && exit 7"
+    done = run_lockctl("run", *words, "--", "sh", "-c", script, dsn=dsn)
+    assert done.returncode == 7, done.stderr
+    assert done.json()["lock"]["key"] == list(words[1:])
+    assert run_lockctl("check", *words, dsn=dsn).returncode == 4
+
+
+def test_a_lease_that_never_expires_is_held_as_long_as_its_command_runs(dsn: str, conn: psycopg.Connection) -> None:
+    """Verrou's null: no expiry to be confirmed, and a renewal gives it none."""
+    token = run_lockctl("acquire", "verrou", "plan-7", "--ttl", "1s", dsn=dsn).stdout.strip()
+    conn.execute("UPDATE verrou SET expiration = NULL")
+    seen = conn.execute("SELECT xmin::text FROM verrou").fetchone()
+    mark = Marked()
+    with popen_lockctl("run", "--lease", token, "--", "sh", "-c", mark.sleeper(), dsn=dsn) as process:
+        until(mark.processes, what="the command")
+        for _ in range(2):
+            last = seen
+            until(lambda last=last: conn.execute("SELECT xmin::text FROM verrou").fetchone() != last, what="a renewal")  # type: ignore[misc]
+            seen = conn.execute("SELECT xmin::text FROM verrou").fetchone()
+        assert conn.execute("SELECT expiration FROM verrou").fetchone() == (None,)
+        kill(process, signal.SIGTERM)
+        assert ended(process) == (143, "")
+
+
+def test_a_warning_that_nobody_can_read_ends_nothing(dsn: str, conn: psycopg.Connection, tmp_path: Path) -> None:
+    go, out = tmp_path / "go", tmp_path / "out"
+    script = f"echo ready > {out}; while ! test -e {go}; do sleep 0.02; done; exit 4"
+    words = ["run", "ffdb_locks", "nightly", "--ttl", "1s", "--format", "json", "--", "sh", "-c", script]
+    with popen_lockctl(*words, dsn=dsn) as process:
+        appeared(out)
+        assert process.stderr is not None
+        process.stderr.close()
+        seen = conn.execute("SELECT expires_at FROM ffdb_locks").fetchone()
+        ours = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'lockctl run%'"
+        conn.execute(f"{ours} AND datname = current_database()")
+        until(lambda: conn.execute("SELECT expires_at FROM ffdb_locks").fetchone() != seen, what="a renewal")
+        go.touch()
+        assert process.wait(30) == 4
+
+
 def test_keep_does_not_release(dsn: str, conn: psycopg.Connection) -> None:
     done = run_lockctl("run", "ffdb_locks", "nightly", "--keep", "--ttl", "1m", "--", "true", dsn=dsn)
     assert done.returncode == 0
