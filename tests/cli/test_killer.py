@@ -32,7 +32,7 @@ from tests.support.waiting import until
 SECONDS = float(os.environ.get("LOCKCTL_KILLER_SECONDS", "20"))
 SEED = int(os.environ.get("LOCKCTL_KILLER_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 CONTENDERS = 4
-TTL_S = 2
+TTL_S = 3
 KEY = "killer"
 
 # Two writers of one group, so that a member which outlives the command is seen, too; one in four minds no TERM.

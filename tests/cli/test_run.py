@@ -349,7 +349,7 @@ def test_a_lockctl_that_is_stopped_does_not_keep_its_command_past_the_expiry(
     dsn: str, conn: psycopg.Connection
 ) -> None:
     mark = Marked()
-    with running(dsn, "nightly", "sh", "-c", mark.sleeper(), ttl="1500ms") as process:
+    with running(dsn, "nightly", "sh", "-c", mark.sleeper(), ttl="3s") as process:
         until(lambda: mark.processes() and row(conn, "nightly"), what="the command")
         kill(process, signal.SIGSTOP)
         seen = row(conn, "nightly")

@@ -31,7 +31,7 @@ def test_case_13_the_command_is_gone_before_the_last_confirmed_expiry(
 ) -> None:
     mark = Marked()
     script = mark.sleeper() if minds_term else f"trap '' TERM; {mark.sleeper()}"
-    with running(proxy.dsn(dsn), "nightly", "sh", "-c", script, ttl="2s") as process:
+    with running(proxy.dsn(dsn), "nightly", "sh", "-c", script, ttl="3s") as process:
         until(lambda: mark.processes() and row(conn, "nightly"), what="the command")
         if way == "stalled":
             proxy.stall()

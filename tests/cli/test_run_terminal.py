@@ -123,7 +123,7 @@ def test_a_command_that_stays_stopped_is_ended_before_its_lease_lapses(
 ) -> None:
     mark = Marked()
     script = 'print("begun", flush=True); import time; time.sleep(300)'
-    shell.sendline(f"lockctl run ffdb_locks nightly --ttl 2s -- python3 -c '{script}' {mark.word}")
+    shell.sendline(f"lockctl run ffdb_locks nightly --ttl 4s -- python3 -c '{script}' {mark.word}")
     shell.expect("begun")
     shell.sendcontrol("z")
     shell.expect("ready> ")
