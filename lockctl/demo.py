@@ -6,6 +6,7 @@ gone afterwards.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -72,6 +73,13 @@ class Stage(NamedTuple):
             raise LockctlError(f"the demo expected exit code {expect} from: {shlex.join(['lockctl', *words])}")
         return done.stdout.strip()
 
+    def answer(self, *words: str) -> int:
+        """The exit code of a command that is not shown."""
+        done = subprocess.run(
+            self.command(*words), env=self.environment, cwd=self.folder, capture_output=True, check=False
+        )
+        return done.returncode
+
 
 def play(write: Callable[[str], None]) -> None:
     """Tell the story through `write` (one call a block of lines). Raises LockctlError when a step goes wrong."""
@@ -85,7 +93,7 @@ def play(write: Callable[[str], None]) -> None:
                 for statement in _TABLES.split(";\n"):
                     if statement.strip():
                         session.query(statement)
-            for scene in (_look, _hold, _crash, _force, _sweep, _migrate):
+            for scene in (_look, _hold, _crash, _force, _sweep, _migrate, _blocked, _after_a_crash):
                 scene(stage)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -115,37 +123,34 @@ def _hold(stage: Stage) -> None:
 
 
 def _crash(stage: Stage) -> None:
-    stage.say("a holder that crashes: it took the lease for 3 s and is killed with KILL")
-    stage.write("$ lockctl acquire verrou plan:42 --ttl 3s --holder worker-1   # ... and worker-1 dies")
+    stage.say("a lease is held while a command runs; here lockctl itself is killed in the middle")
+    words = ("run", "verrou", "plan:42", "--ttl", "3s", "--holder", "worker-1", "--", "sleep", "600")
+    stage.write(f"$ {shlex.join(['lockctl', *words])} & sleep 1; kill -KILL $!")
     holder = subprocess.Popen(
-        stage.command("acquire", "verrou", "plan:42", "--ttl", "3s", "--holder", "worker-1"),
+        stage.command(*words),
         env=stage.environment,
         cwd=stage.folder,
-        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        text=True,
     )
-    assert holder.stdout is not None
-    holder.stdout.readline()
+    _until(
+        lambda: stage.answer("check", "verrou", "plan:42", "--holder", "worker-1") == 0,
+        "the demo's lease was not taken",
+    )
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    holder.stdout.close()
-    stage.say("its row stays, so nobody starts the plan twice; when it has lapsed, the next one takes it over")
+    stage.say("the command has ended with it; the row stays until it lapses, and nobody starts the plan twice")
     stage.run("acquire", "verrou", "plan:42", "--holder", "worker-2", expect=3)
-    _until_lapsed(stage, "verrou", "plan:42")
-    stage.run("acquire", "verrou", "plan:42", "--holder", "worker-2")
+    stage.say("whoever waits takes over the moment it lapses")
+    stage.run("acquire", "verrou", "plan:42", "--holder", "worker-2", "--wait", "20s")
 
 
-def _until_lapsed(stage: Stage, table: str, key: str) -> None:
+def _until(condition: Callable[[], bool], failure: str) -> None:
     deadline = clock.Deadline.after(20_000)
-    while not deadline.passed:
-        done = subprocess.run(
-            stage.command("check", table, key, "--quiet"), env=stage.environment, capture_output=True, check=False
-        )
-        if done.returncode == 4:
-            return
+    while not condition():
+        if deadline.passed:
+            raise LockctlError(failure)
         time.sleep(0.05)
-    raise LockctlError("the demo's lease did not lapse")
 
 
 def _force(stage: Stage) -> None:
@@ -167,3 +172,35 @@ def _migrate(stage: Stage) -> None:
     stage.run("migrate", "upgrade", "runs@head", "--lock-timeout", "2s")
     stage.run("migrate", "upgrade", "ffdb@head", "--lock-timeout", "2s")
     stage.run("migrate", "current", "--format", "simple")
+
+
+def _blocked(stage: Stage) -> None:
+    stage.say("a forgotten transaction is in the way of a migration: it gives up in time, and names who it was")
+    report = Database(dsn=stage.dsn, source="the demo", command="report", name="psql -f report.sql")
+    with report.connect() as session, session.transaction():
+        session.query("SELECT count(*) FROM ffdb_locks")
+        (stage.folder / "column.sql").write_text("ALTER TABLE ffdb_locks ADD COLUMN note text;\n", encoding="utf-8")
+        stage.run("migrate", "apply", "column.sql", "--lock-timeout", "300ms", "--retries", "1", expect=7)
+    stage.run("migrate", "apply", "column.sql", "--lock-timeout", "2s")
+
+
+def _after_a_crash(stage: Stage) -> None:
+    from lockctl.runs import store
+
+    stage.say("two workers, each with a run; one renews its lease, the other is gone, and a job gave up")
+    with Database(dsn=stage.dsn, source="the demo", command="worker").connect() as session:
+        for run in ("run-alive", "run-orphan"):
+            store.start(session, run, file="flow.lf", movement="main", input_="{}")
+        leases = store.leases(session)
+        store.claim(session, leases, "run-alive", 60_000)
+        store.claim(session, leases, "run-orphan", 200)
+        store.enqueue(session, kind="mail", key="mail:7", payload={"to": "ops"})
+        for claimed in store.claim_due(session, limit=1, lease_ms=60_000):
+            store.bury(session, claimed.id, claimed.claim, "the address does not exist")
+    stage.say("which runs will never move again by themselves, and what was given up?")
+    _until(
+        lambda: stage.answer("runs", "lapsed", "--stale", "1s", "--fail-if-any") == 4, "the demo's run did not lapse"
+    )
+    stage.run("runs", "lapsed", "--stale", "1s", "--format", "json")
+    (buried,) = json.loads(stage.run("work", "buried", "--format", "json"))
+    stage.run("work", "revive", buried["id"], "--yes")
