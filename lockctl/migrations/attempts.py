@@ -20,7 +20,8 @@ from lockctl.migrations.records import Event, Notify
 
 class Attempt:
     """What a step works with. `number` counts from 1; `stands` is what the attempt has committed although the step
-    did not end: with anything in it the step is not attempted again."""
+    did not end: with anything in it the step is not attempted again. `body` tells that the step itself has begun, after
+    what prepares for it and may be committed by itself (alembic makes its version table so)."""
 
     def __init__(
         self, session: Session, policy: Policy, monitor: Monitor, notify: Notify, step: str = "", number: int = 1
@@ -32,6 +33,7 @@ class Attempt:
         self.step = step
         self.number = number
         self.stands: list[str] = []
+        self.body = False
         self._rebuilding: indexes.Target | None = None
         self._altered = False
         monitor.attempt()

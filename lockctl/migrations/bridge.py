@@ -53,7 +53,7 @@ def connection(attempt: Attempt) -> Iterator[sqlalchemy.Connection]:
     with attempt.lent() as conn:
         conn.autocommit = False
         # The engine is not disposed of: that would close the session's connection.
-        with translated(session), engine.connect() as bound:
+        with plain(session), engine.connect() as bound:
             sqlalchemy.event.listen(bound, "begin", begin)
             sqlalchemy.event.listen(bound, "commit", commits.commit)
             sqlalchemy.event.listen(bound, "before_cursor_execute", before)
@@ -72,7 +72,11 @@ class _Commits:
         """SQLAlchemy is about to commit: does the transaction write anything? That the commit succeeds is not known
         before the next transaction begins; the step's last commit is followed by none."""
         session = self.attempt.session
-        if not session.conn.autocommit and session.conn.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS:
+        if (
+            self.attempt.body
+            and not session.conn.autocommit
+            and session.conn.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS
+        ):
             self._wrote = session.one("SELECT txid_current_if_assigned() IS NOT NULL")[0]
         session.begin_statement()
 
@@ -83,7 +87,7 @@ class _Commits:
 
 
 @contextmanager
-def translated(session: Session) -> Iterator[None]:
+def plain(session: Session | None = None) -> Iterator[None]:
     """Errors of psycopg, SQLAlchemy and alembic come out as ours, each as one plain sentence."""
     import sqlalchemy.exc
     from alembic.util import CommandError
@@ -91,9 +95,11 @@ def translated(session: Session) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
+        if session is None:
+            raise
         raise session.failure(error) from None
     except sqlalchemy.exc.DBAPIError as error:
-        if isinstance(error.orig, psycopg.Error):
+        if session is not None and isinstance(error.orig, psycopg.Error):
             raise session.failure(error.orig) from None
         raise
     except CommandError as error:

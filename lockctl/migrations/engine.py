@@ -13,7 +13,7 @@ from itertools import count
 
 from lockctl import clock, durations
 from lockctl.db import Session
-from lockctl.errors import BlockedError, Interrupted, LockctlError, PartialError
+from lockctl.errors import BlockedError, BusyError, Interrupted, LockctlError, PartialError
 from lockctl.migrations import backoff
 from lockctl.migrations.attempts import Attempt
 from lockctl.migrations.monitor import Monitor
@@ -58,6 +58,8 @@ class Progress:
             return "partial"
         if isinstance(self.error, BlockedError):
             return "blocked"
+        if isinstance(self.error, BusyError):
+            return "busy"
         if self.error is not None:
             return "failed"
         return "done" if self.done else "nothing"

@@ -176,9 +176,7 @@ def _migrate(session: Session, plan: Plan, scope: tables.Scope, policy: Policy) 
             steps = [_step(scripts, scope, step) for step in plan(scripts, found)]
             progress = Engine(session, policy, scope.notify, lock.check).run(steps)
     except BusyError as error:
-        return MigrationRun(
-            MigrationResult("busy", found, found, (), 0, 0, tuple(error.details.get("blockers", ()))), error
-        )
+        return MigrationRun(result(Progress(error=error), found, found), error)
     to = found
     if progress.done:
         try:
@@ -206,10 +204,14 @@ def _step(scripts: Scripts, scope: tables.Scope, step: RevisionStep) -> Step:
     up = step.is_upgrade
 
     def run(attempt: Attempt) -> None:
+        def plan(_found: Any, _context: Any) -> list[RevisionStep]:
+            attempt.body = True
+            return [step]
+
         with bridge.connection(attempt) as connection:
             attributes = scripts.config.attributes
             attributes.update({"connection": connection, tables.ATTRIBUTE: scope, "raise_ours": True})
-            _environment(scripts, lambda _found, _context: [step])
+            _environment(scripts, plan)
 
     return Step(revision, f"{'up to' if up else 'down from'} {revision}: {scripts.doc(revision)}", run)
 

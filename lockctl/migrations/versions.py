@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from psycopg import sql
 
 from lockctl.db import Needs, Session
-from lockctl.db.relations import Relation, look
+from lockctl.db.relations import Relation, look, quote
 from lockctl.errors import BehindError, LockctlError, UsageError
+from lockctl.migrations.records import Verification
 
 
 def find(session: Session, relation: str) -> Relation | None:
@@ -55,6 +56,19 @@ def compare(found: str | None, expected: str) -> str:
         difference = int(found) - int(expected)
         return "behind" if difference < 0 else "ahead" if difference > 0 else "current"
     return "ahead"
+
+
+def verify(session: Session, relation: str, column: str, expected: str, *, schema: str | None = None) -> Verification:
+    """Whether the one row of a version table shows `expected`; `schema` is for a relation without one.
+
+    No table and no row are `behind`. Only reads. Errors as for `read`.
+    """
+    if schema is not None and "." not in relation:
+        relation = f"{quote(schema)}.{relation}"
+    found = read(session, relation, column)
+    outcome = compare(found, expected)
+    detail = None if outcome == "current" else f"{relation} shows version {found or 'none'}, not {expected}"
+    return Verification(outcome, (expected,), () if found is None else (found,), detail)
 
 
 def missing(session: Session, columns: Sequence[str]) -> list[str]:
