@@ -8,6 +8,9 @@ WORKERS ?= 2
 PYTEST_ARGS ?=
 SOURCES := $(wildcard lockctl tests alembic benchmarks)
 
+# Every test that runs the command would compile it anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-real check format bench docs lock clean
