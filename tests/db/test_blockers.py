@@ -249,3 +249,8 @@ def test_nobody_waits_is_said_and_an_empty_list(empty_dsn: str) -> None:
         done = run_lockctl("blockers", "-f", "tsv", dsn=server.conninfo)
         assert (done.returncode, "nobody waits" in done.stderr) == (0, True)
         assert run_lockctl("blockers", "-f", "json", dsn=server.conninfo).json() == []
+
+
+def test_no_session_of_ours_compiles_its_queries(session: Session) -> None:
+    """Compiling the look at the locks took seconds, in which CREATE INDEX CONCURRENTLY waited for its snapshot."""
+    assert session.one("SHOW jit") == ("off",)
