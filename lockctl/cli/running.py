@@ -212,7 +212,6 @@ def _code(inv: Invocation, about: Subject, ran: Ran, lost_code: int, keep: bool)
         inv.warn(f"the lease on {about.text} could not be {verb} ({ran.unfinished.message}): it lapses by itself")
     if ran.ending.interrupted is not None and os.getpgrp() != os.getpid():
         # A script that the terminal's Ctrl-C would have reached, had the command not been in front in its place.
-        signal.signal(ran.ending.interrupted, signal.SIG_IGN)
         os.killpg(os.getpgrp(), ran.ending.interrupted)
     return ran.ending.status
 

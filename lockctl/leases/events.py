@@ -44,10 +44,10 @@ class Events:
             self._former[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
 
     def close(self) -> None:
-        """Signals mean again what they meant before."""
+        """No more events. Signals that end a process are ignored now: the command has ended, and its status stands."""
         if self._started:
             for number, former in self._former.items():
-                signal.signal(number, former)
+                signal.signal(number, signal.SIG_IGN if number in PASSED_ON else former)
             signal.set_wakeup_fd(self._wakeup)
             self._started = False
         for end in (self._reader, self._writer):

@@ -179,8 +179,17 @@ def test_case_14_term_between_the_grant_and_its_answer_starts_no_command_and_lea
     assert row(conn, "nightly") is None
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("verb", ["acquire", "run"])
+@pytest.mark.parametrize(
+    ("verb", "number", "code"),
+    [
+        ("acquire", signal.SIGINT, 130),
+        ("acquire", signal.SIGTERM, 143),
+        ("run", signal.SIGINT, 130),
+        ("run", signal.SIGTERM, 143),
+        ("run", signal.SIGHUP, 129),
+        ("run", signal.SIGQUIT, 131),
+    ],
+)
 def test_case_14_a_signal_while_waiting_ends_it_at_once(
     dsn: str, conn: psycopg.Connection, verb: str, number: signal.Signals, code: int
 ) -> None:
