@@ -41,7 +41,7 @@ app = typer.Typer(
     add_completion=False,
 )
 RECENT = 50
-BRIEF = ("source", "id", "name", "status", "started_at", "holder", "class_", "evidence", "queue")
+BRIEF = ("source", "id", "name", "status", "age_ms", "holder", "class_", "evidence", "queue")
 _SHOWN = 20
 
 

@@ -143,7 +143,7 @@ class Executors(NamedTuple):
 
     def _rest(self) -> str:
         if not self.sessions:
-            return "live are, by the operator's word: " + (", ".join(sorted(self.said)) or "none")
+            return f"the operator says that {', '.join(sorted(self.said)) or 'none'} is live"
         count = len(self.sessions)
         shown = ", ".join(sorted(self.sessions)[:3]) + ("…" if count > 3 else "")
         return f"connected: {shown}"
