@@ -179,7 +179,7 @@ def end_former(session: Session, name: str) -> None:
         rows = session.query(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE application_name = left(%s::text, 63) AND pid <> pg_backend_pid()"
-            " AND usename = current_user AND (state IS DISTINCT FROM 'idle' OR NOT %s)",
+            " AND usename = session_user AND (state IS DISTINCT FROM 'idle' OR NOT %s)",
             (name, session.pooled),
         )
         if not rows:

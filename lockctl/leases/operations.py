@@ -192,14 +192,16 @@ def granted_since(
 ) -> LeaseResult | None:
     """The lease that an acquire of ours got although its answer was lost, or None when it got none.
 
-    `sent` is `clock.now()` from before the statement was sent: a lease of that statement has at least its TTL less
-    the time since then ahead of it, and one that the same holder had before has less.
+    `sent` is `clock.now()` from before the statement was sent: a lease of that statement has at most its TTL ahead of
+    it, and at least that less the time since then. What the same holder had before has less, or more.
     """
     found = read(session, table, key)
     if found is None or found.holder != holder_value(table.shape, holder) or not found.live:
         return None
     elapsed_ms = (clock.now() - sent) * 1000
-    if found.remaining_ms is not None and found.remaining_ms < ttl_ms - elapsed_ms - 2:
+    precision = table.shape.expires.precision
+    coarse_ms = 1000 / 10**precision if precision is not None else 1
+    if found.remaining_ms is None or not ttl_ms - elapsed_ms - 2 <= found.remaining_ms <= ttl_ms + coarse_ms:
         return None
     lease = token.write(token.Lease(table.shape.table.name, found.key, found.holder or "", ttl_ms))
     return LeaseResult("acquired", found, None, lease)
