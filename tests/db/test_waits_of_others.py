@@ -20,6 +20,8 @@ from lockctl.migrations.policy import Limits, Policy
 from lockctl.migrations.records import quiet
 from tests.support.traffic import Traffic, readers
 
+pytestmark = pytest.mark.slow
+
 LOCK_TIMEOUT_S = 1.0
 MARGIN_S = 1.0
 """For a machine with everything else running on its two cores."""
