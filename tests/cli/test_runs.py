@@ -372,3 +372,31 @@ def test_what_a_queued_run_will_wait_for_is_said(dsn: str, conn: Conn) -> None:
         done = run_lockctl("runs", "requeue", "old", "--source", "dbos", "--yes", dsn=dsn)
     assert done.returncode == 0
     assert "no worker of version 0.9 is connected" in done.stderr
+
+
+def test_a_role_without_a_view_of_the_sessions_still_sees_who_lives(dsn: str, conn: Conn) -> None:
+    """`pg_stat_activity` shows the name of a session to everybody; its host is hidden, and no host is made up."""
+    dbos.make(conn)
+    dbos.run(conn, "held")
+    dbos.run(conn, "gone", executor_id="w2")
+    conn.execute("CREATE ROLE reader_of_flows LOGIN")
+    try:
+        conn.execute("GRANT USAGE ON SCHEMA dbos TO reader_of_flows")
+        conn.execute("GRANT SELECT ON ALL TABLES IN SCHEMA dbos TO reader_of_flows")
+        reader = psycopg.conninfo.make_conninfo(dsn, user="reader_of_flows")
+        with dbos.worker(dsn, "w1"), dbos.worker(dsn, "w1"):
+            done = work("runs", "lapsed", "--source", "dbos", dsn=reader)
+        assert [(run["id"], run["class"]) for run in done.json()] == [("gone", "executor_gone")]
+        assert done.stderr == ""
+    finally:
+        conn.execute("DROP OWNED BY reader_of_flows; DROP ROLE reader_of_flows")
+
+
+def test_through_a_pooler_in_transaction_mode_runs_are_listed_and_changed(dsn: str, pgbouncer_dsn: str) -> None:
+    start(dsn, "r", "s")
+    item = bury(dsn, "mail:1")
+    assert [run["id"] for run in work("runs", "lapsed", dsn=pgbouncer_dsn).json()] == ["r", "s"]
+    assert work("runs", "requeue", "r", "--yes", dsn=pgbouncer_dsn).returncode == 0
+    assert work("runs", "fail", "s", "--yes", dsn=pgbouncer_dsn).returncode == 0
+    assert work("work", "revive", item, "--yes", dsn=pgbouncer_dsn).returncode == 0
+    assert work("runs", "lapsed", dsn=pgbouncer_dsn).json() == []
