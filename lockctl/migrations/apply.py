@@ -40,7 +40,7 @@ def apply(
         with runner.held(session.database, policy, notify) as lock:
             for statement in sqlfile.settings_before(file.steps, from_step):
                 session.query(statement.text)
-            progress = Engine(session, policy, notify, lock.check).run(steps)
+            progress = Engine(session, policy, notify, lock.check).run(steps, before=before)
     except BusyError as error:
         return MigrationRun(_result("busy", before, 0, Progress(error=error)), error)
     done = len(progress.done)

@@ -77,8 +77,10 @@ class Engine:
         self.notify = notify
         self.check = check
 
-    def run(self, steps: Sequence[Step]) -> Progress:
+    def run(self, steps: Sequence[Step], *, before: int = 0) -> Progress:
         """Run `steps` in order until one fails. What was committed before it stays, and is in the progress.
+
+        `before` is how many steps of the whole are done already: the events count on from there.
 
         SIGINT and SIGTERM (Interrupted) end it like an error: psycopg has cancelled the statement in the server by
         then, its transaction is rolled back, and what stands is told.
@@ -88,8 +90,8 @@ class Engine:
         with Monitor(self.session, self.policy, self.notify) as monitor:
             if steps:
                 self._advise(monitor)
-            for number, step in enumerate(steps, 1):
-                if not self._step(step, (number, len(steps)), progress, monitor, deadline):
+            for number, step in enumerate(steps, before + 1):
+                if not self._step(step, (number, before + len(steps)), progress, monitor, deadline):
                     break
         return progress
 

@@ -57,7 +57,9 @@ def test_apply_blocked_says_what_stands_and_how_to_go_on(empty_dsn: str, conn: C
     assert "committed before it, and standing: step 1" in blocked.stderr
     assert "forgotten psql" in blocked.stderr
     assert "go on with --from-step 2" in blocked.stderr
-    assert run_lockctl(*words, "--from-step", "2", dsn=empty_dsn).json()["steps"] == ["step 2"]
+    gone_on = run_lockctl(*words, "--from-step", "2", dsn=empty_dsn)
+    assert gone_on.json()["steps"] == ["step 2"]
+    assert "step 2 of 2: the column" in gone_on.stderr
 
 
 def test_a_syntax_error_is_a_usage_error_before_anything_runs(empty_dsn: str, conn: Conn, tmp_path: Path) -> None:
