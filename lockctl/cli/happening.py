@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from typing import TYPE_CHECKING
@@ -38,6 +39,17 @@ class Happening:
             tell(escape_human(event.message))
         elif event.event not in _IN_THE_ERROR:
             self.inv.say(escape_human(event.message))
+
+    def passed(self, text: bytes) -> None:
+        """What somebody else's command printed, as it came: standard output is for the result."""
+        self._clear()
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        while text:
+            try:
+                text = text[os.write(2, text) :]
+            except OSError:
+                return
 
     def finish(self, run: MigrationRun, nothing: str) -> None:
         """The result on standard output; then the error or signal that ended the run, where there was one, is raised.

@@ -6,6 +6,7 @@ where it was; for one that does not, `--retries 0` is the answer.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ from lockctl.migrations.records import Event, MigrationResult, MigrationRun, Not
 from lockctl.migrations.watchdog import Watchdog
 
 _GRACE_S = 2.0
+_CHECK_EVERY_S = 15.0
 # A command that was quicker may have come and gone between two looks, and can't have waited long.
 _UNSEEN_S = 1.0
 # What runners print of 55P03 and 40P01, in English or as the code; the watchdog knows where they print neither.
@@ -97,7 +99,8 @@ def execute(
         with runner.held(session.database, policy, notify) as lock:
             preflight.check(session, policy, notify, relation=expectation.relation, no_clients=no_clients)
             before = expectation.found(session)
-            work = _Work(session, argv, name, expectation, output, preflight.check_interval(session))
+            interval = preflight.check_interval(session)
+            work = _Work(session, argv, name, expectation, output, interval, lock.check)
             step = Step(name, f"the command {name}", work.run)
             progress = Engine(session, policy, notify, lock.check).run([step])
     except (BusyError, BlockedError) as error:
@@ -142,6 +145,7 @@ class _Work:
         expectation: Expectation,
         output: Output,
         check_interval: bool,
+        locked: Callable[[], None],
     ) -> None:
         self.session = session
         self.argv = argv
@@ -149,6 +153,7 @@ class _Work:
         self.expectation = expectation
         self.output = output
         self.check_interval = check_interval
+        self.locked = locked
 
     def run(self, attempt: Attempt) -> None:
         """One attempt: start the command, watch its sessions to its end, and judge."""
@@ -159,7 +164,7 @@ class _Work:
         with Command(self.argv, env) as command:
             dog = Watchdog(attempt.monitor, application, lambda: clientports.of(command.pid), attempt.notify)
             try:
-                self._watch(command, dog)
+                self._watch(command, dog, attempt.notify)
             except Interrupted as signal:
                 # Its waiting sessions first: one whose client dies goes on waiting, and would commit.
                 dog.cancel_waiting()
@@ -183,13 +188,26 @@ class _Work:
             )
         self._judge(command.status or 0, command.tail, timed_out, attempt)
 
-    def _watch(self, command: Command, dog: Watchdog) -> None:
+    def _watch(self, command: Command, dog: Watchdog, notify: Notify) -> None:
+        check_at = clock.now() + _CHECK_EVERY_S
         while not command.ended():
             dog.look()
+            if clock.now() >= check_at:
+                check_at = self._check(notify)
             look_at = clock.now() + dog.next_s
             while not command.ended() and (left := look_at - clock.now()) > 0:
                 if text := command.read(left):
                     self.output(text)
+
+    def _check(self, notify: Notify) -> float:
+        """Ask for the runner's lock, which also keeps both sessions from being idle for too long; when to ask again."""
+        try:
+            self.session.query("SELECT 1")
+            self.locked()
+        except LockctlError as error:
+            notify(Event("warning", f"{error.message}; the command goes on, and another migration may begin beside it"))
+            return math.inf
+        return clock.now() + _CHECK_EVERY_S
 
     def _clear(self, dog: Watchdog, notify: Notify) -> None:
         if left := dog.clear(grace_s=_GRACE_S):

@@ -258,6 +258,39 @@ def test_it_is_run_again_as_a_whole_and_goes_through_when_the_reader_leaves(dsn:
     assert altered(conn)
 
 
+def test_a_deadlock_counts_as_a_lock_timeout(dsn: str, conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:
+    conn.execute("CREATE TABLE first (id int)")
+    # The command is the one whose wait the server breaks.
+    monkeypatch.setenv("PGOPTIONS", "-c deadlock_timeout=100ms")
+    held = "SELECT count(*) FROM pg_locks WHERE relation = 'first'::regclass AND granted"
+    with psycopg.connect(dsn, application_name="forgotten psql") as other:
+        other.execute("LOCK TABLE item")
+
+        def cross() -> None:
+            while conn.execute(held).fetchone() == (0,):
+                time.sleep(0.02)
+            other.execute("LOCK TABLE first")
+            other.rollback()
+
+        crossing = threading.Thread(target=cross)
+        crossing.start()
+        words = ["BEGIN", "LOCK TABLE first", "SELECT pg_sleep(1)", "LOCK TABLE item", "COMMIT"]
+        played = play(dsn, client(dsn, *words), Policy(limits=Limits(lock_timeout_ms=5_000)))
+        crossing.join()
+    assert "deadlock detected" in played.output
+    assert (played.run.result.outcome, played.run.result.attempts) == ("done", 2)
+
+
+def test_when_the_runners_lock_is_lost_meanwhile_it_is_said(
+    dsn: str, conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockctl.migrations.execute._CHECK_EVERY_S", 0.2)
+    kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE '%runner'"
+    played = play(dsn, client(dsn, kill, "SELECT pg_sleep(1)"))
+    assert "the runner's lock was lost" in played.warnings
+    assert "another migration may begin" in played.warnings
+
+
 def test_a_command_that_goes_on_without_the_cancelled_statement_is_no_success(dsn: str, conn: Conn, idle: Conn) -> None:
     unjudged = play(dsn, stubborn(dsn, ALTER, BUMP))
     assert isinstance(unjudged.run.error, PartialError)
