@@ -47,6 +47,10 @@ def apply(
 def plan(
     ctx: typer.Context,
     what: Annotated[str, typer.Argument(metavar="FILE|REV", help="a file of SQL, or a target as of upgrade")],
+    alembic_config: Annotated[
+        Path | None,
+        typer.Option("--alembic-config", "-c", metavar="FILE", help="REV is of another alembic environment"),
+    ] = None,
 ) -> None:
     """List each statement with the lock it takes, on what, and whether it scans or rewrites the table. Runs nothing.
 
@@ -55,7 +59,7 @@ def plan(
     from lockctl.migrations import plan as planning
 
     inv = Invocation.of(ctx)
-    file = _file(inv, what)
+    file = _file(inv, what) if alembic_config is None else _elsewhere(alembic_config, what)
     inv.rows(planning.plan(file.steps, _maybe(inv)), planning.PlannedLock)
 
 
@@ -68,6 +72,13 @@ def _file(inv: Invocation, what: str) -> SqlFile:
     from lockctl.migrations import operations
 
     return sqlfile.parse(operations.sql(what, schema=inv.shared.schema), what)
+
+
+def _elsewhere(alembic_config: Path, target: str) -> SqlFile:
+    """The SQL of an upgrade in another alembic environment."""
+    from lockctl.migrations import elsewhere, sqlfile
+
+    return sqlfile.parse(elsewhere.sql(alembic_config, target), target)
 
 
 def _maybe(inv: Invocation) -> Session | None:

@@ -2,6 +2,12 @@
 
 `operations` is what commands call. `scripts` knows the revisions, `bookkeeping` what a database has, `engine` how
 steps are attempted, `bridge` puts alembic on a session of ours, `environment` is what `alembic/env.py` runs, and
-`tables` is what the revision files call. Alembic and SQLAlchemy cost half a second: they are imported inside
-functions, so that importing this package stays cheap.
+`tables` is what the revision files call.
+
+SQL files: `grammar` tells what a parsed statement is, `sqlfile` makes steps of a file, `apply` runs them, and `plan`
+tells their locks by the rules of `lockrules`, `locks` and `altertable`. Somebody else's command: `execute` runs it as
+`command`, `preflight` looks before, `watchdog` and `clientports` watch its sessions, and `versions` judges what it did.
+
+Alembic and SQLAlchemy cost half a second, and pglast is not free: they are imported inside functions, so that importing
+this package stays cheap.
 """

@@ -109,3 +109,10 @@ def test_plan_of_a_revision_of_ours(empty_dsn: str) -> None:
     assert "ffdb_locks" in [row["relation"] for row in rows]
     assert run_lockctl("migrate", "plan", "nope@head", dsn=empty_dsn).returncode == 2
     assert run_lockctl("migrate", "plan", "no/such.sql", dsn=empty_dsn).returncode == 2
+
+
+def test_plan_of_a_revision_of_another_alembic_environment() -> None:
+    here = Path(__file__).parents[2]
+    planned = run_lockctl("migrate", "plan", "-c", str(here / "alembic.ini"), "ffdb@head", "-f", "json")
+    assert planned.returncode == 0, planned.stderr
+    assert "ffdb_locks" in [row["relation"] for row in planned.json()]
