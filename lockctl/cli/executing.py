@@ -53,9 +53,14 @@ def exec_(
         no_clients=no_clients,
         policy=rules,
         notify=happening,
-        output=_lines(happening) if inv.json else happening.passed,
+        output=output_of(inv, happening),
     )
     happening.finish(run, "the version is what it was")
+
+
+def output_of(inv: Invocation, happening: Happening) -> Callable[[bytes], None]:
+    """What becomes of another command's output: as it came for a person, else an event a line."""
+    return _lines(happening) if inv.json else happening.passed
 
 
 def _lines(happening: Happening) -> Callable[[bytes], None]:

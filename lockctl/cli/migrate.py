@@ -57,7 +57,13 @@ def upgrade(ctx: typer.Context, target: TargetUp = None, alembic_config: Alembic
         from lockctl.migrations import elsewhere
 
         run = elsewhere.upgrade(
-            session, alembic_config, target or "heads", schema=inv.schema, policy=rules, notify=happening
+            session,
+            alembic_config,
+            target or "heads",
+            schema=inv.schema,
+            policy=rules,
+            notify=happening,
+            output=executing.output_of(inv, happening),
         )
     else:
         from lockctl.migrations import operations
@@ -83,7 +89,15 @@ def downgrade(
         from lockctl.migrations import elsewhere
 
         inv.confirm(f"Go down to {target}, with whatever {alembic_config} drops on the way?")
-        run = elsewhere.downgrade(session, alembic_config, target, schema=inv.schema, policy=rules, notify=happening)
+        run = elsewhere.downgrade(
+            session,
+            alembic_config,
+            target,
+            schema=inv.schema,
+            policy=rules,
+            notify=happening,
+            output=executing.output_of(inv, happening),
+        )
     else:
         from lockctl.migrations import operations
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,11 @@ from lockctl.errors import AheadError, BusyError, LockctlError, UsageError
 from lockctl.migrations import runner
 from lockctl.migrations.attempts import Attempt
 from lockctl.migrations.engine import Engine, Progress, Step
-from lockctl.migrations.execute import execute
+from lockctl.migrations.execute import Output, execute
 from lockctl.migrations.foreign import Books, Environment
-from lockctl.migrations.operations import result
+from lockctl.migrations.operations import result, still
 from lockctl.migrations.policy import Limits, Policy
-from lockctl.migrations.records import Event, MigrationResult, MigrationRun, Notify, Revision, Verification, quiet
+from lockctl.migrations.records import Event, MigrationRun, Notify, Revision, Verification, quiet
 
 if TYPE_CHECKING:
     from alembic.runtime.migration import RevisionStep
@@ -37,11 +38,12 @@ def upgrade(
     schema: str | None = None,
     policy: Policy | None = None,
     notify: Notify = quiet,
+    output: Output = lambda _text: None,
 ) -> MigrationRun:
     """Go up to `target`. `session` must have been connected with `raw_times=False`.
 
     Raises UsageError for a wrong target, AheadError at a revision that the environment does not know; what stops a
-    step is in the run's `error`.
+    step is in the run's `error`. `output` gets what alembic prints where it runs as a command of its own.
     """
     env = Environment(file)
 
@@ -49,7 +51,7 @@ def upgrade(
         with _plain(env, target):
             return env.directory._upgrade_revs(target, found)
 
-    return _migrate(session, env, ("upgrade", target), plan, schema, policy or Policy(), notify)
+    return _migrate(session, env, ("upgrade", target), plan, schema, policy or Policy(), notify, output)
 
 
 def downgrade(
@@ -60,6 +62,7 @@ def downgrade(
     schema: str | None = None,
     policy: Policy | None = None,
     notify: Notify = quiet,
+    output: Output = lambda _text: None,
 ) -> MigrationRun:
     """Go down to `target`. As `upgrade`."""
     env = Environment(file)
@@ -68,7 +71,7 @@ def downgrade(
         with _plain(env, target):
             return env.directory._downgrade_revs(target, found)
 
-    return _migrate(session, env, ("downgrade", target), plan, schema, policy or Policy(), notify)
+    return _migrate(session, env, ("downgrade", target), plan, schema, policy or Policy(), notify, output)
 
 
 def history(session: Session, file: Path, *, schema: str | None = None) -> list[Revision]:
@@ -132,10 +135,11 @@ def _migrate(
     schema: str | None,
     policy: Policy,
     notify: Notify,
+    output: Output,
 ) -> MigrationRun:
     books = env.books(session, schema)
     if books.own_engine:
-        return _as_a_command(session, env, command, books, schema, policy, notify)
+        return _as_a_command(session, env, command, books, schema, policy, notify, output)
     plan(_known(env, books.revisions))
     try:
         with runner.held(session.database, policy, notify) as lock:
@@ -143,9 +147,15 @@ def _migrate(
             planned = plan(_known(env, books.revisions))
             steps = [_step(env, step) for step in planned]
             progress = Engine(session, policy, notify, lock.check).run(steps)
-            after = env.books(session, schema).revisions if progress.done else books.revisions
     except BusyError as error:
         return MigrationRun(result(Progress(error=error), books.revisions, books.revisions), error)
+    after = books.revisions
+    if progress.done:
+        try:
+            with still(session) as alive:
+                after = env.books(alive, schema).revisions
+        except LockctlError as error:
+            progress.error = progress.error or error
     if progress.outcome == "done" and after == books.revisions:
         progress.error = LockctlError(
             "env.py ran, and the database is where it was: nothing was committed",
@@ -171,6 +181,7 @@ def _as_a_command(
     schema: str | None,
     policy: Policy,
     notify: Notify,
+    output: Output,
 ) -> MigrationRun:
     """env.py connects by itself: run alembic as somebody else's command, watched from our connection."""
     notify(
@@ -181,24 +192,15 @@ def _as_a_command(
         )
     )
     words = [sys.executable, "-m", "alembic", "-c", str(env.file), *command]
-    run = execute(session, words, policy=policy, notify=notify, output=_to_stderr)
-    after = env.books(session, schema).revisions
+    run = execute(session, words, policy=policy, notify=notify, output=output)
+    after = books.revisions
+    with suppress(LockctlError), still(session) as alive:
+        after = env.books(alive, schema).revisions
     done = run.result
     outcome = "nothing" if done.outcome == "done" and after == books.revisions else done.outcome
-    progress = Progress([], done.attempts, done.waited_ms, run.error)
-    made = result(progress, books.revisions, after)
-    return MigrationRun(_replaced(made, outcome, after, books.revisions), run.error)
-
-
-def _replaced(made: MigrationResult, outcome: str, after: tuple[str, ...], before: tuple[str, ...]) -> MigrationResult:
-    from dataclasses import replace
-
-    return replace(made, outcome=outcome, steps=tuple(name for name in after if name not in before))
-
-
-def _to_stderr(text: bytes) -> None:
-    sys.stderr.write(text.decode("utf-8", "replace"))
-    sys.stderr.flush()
+    steps = tuple(name for name in after if name not in books.revisions)
+    made = replace(done, outcome=outcome, from_=books.revisions, to=after, steps=steps)
+    return MigrationRun(made, run.error)
 
 
 def _knows(env: Environment, revision: str) -> bool:

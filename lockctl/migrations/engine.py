@@ -83,7 +83,8 @@ class Engine:
         `before` is how many steps of the whole are done already: the events count on from there.
 
         SIGINT and SIGTERM (Interrupted) end it like an error: psycopg has cancelled the statement in the server by
-        then, its transaction is rolled back, and what stands is told.
+        then, its transaction is rolled back, and what stands is told. Raises UnreachableError when the second
+        connection, which bounds the total wait, can't be made: nothing was begun then.
         """
         progress = Progress()
         deadline = clock.Deadline.after(self.policy.deadline_ms)

@@ -45,7 +45,7 @@ class Monitor:
         self._sample_at = 0.0
         self._told: tuple[tuple[int, str | None], ...] = ()
         self._holders: frozenset[str] = frozenset()
-        self._acted: set[int] = set()
+        self._acted: set[tuple[int, str | None]] = set()
         self._watch: Session | None = None
 
     def __enter__(self) -> Monitor:
@@ -150,10 +150,11 @@ class Monitor:
         if self.policy.on_block == "report" or age is None:
             return
         for blocker in found:
-            if blocker.root and blocker.pid not in self._acted:
+            known = (blocker.pid, blocker.gid)
+            if blocker.root and known not in self._acted:
                 act = acts.end(self.watch, blocker, self.policy.on_block, min_age_ms=age)
                 if act is not None:
-                    self._acted.add(blocker.pid)
+                    self._acted.add(known)
                     self.notify(Event(act.done, act.message, blockers=(blocker,)))
 
     def gone(self) -> bool:

@@ -6,7 +6,8 @@ A component is a branch of revisions with a label (`ffdb`, `n8n`, `plan`, `runs`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lockctl.catalog import Catalog
@@ -180,10 +181,21 @@ def _migrate(session: Session, plan: Plan, scope: tables.Scope, policy: Policy) 
     to = found
     if progress.done:
         try:
-            to = bookkeeping.revisions(session, bookkeeping.locate(session, scope.schema))
+            with still(session) as alive:
+                to = bookkeeping.revisions(alive, bookkeeping.locate(alive, scope.schema))
         except LockctlError as error:
             progress.error = progress.error or error
     return MigrationRun(result(progress, found, to), progress.error)
+
+
+@contextmanager
+def still(session: Session) -> Iterator[Session]:
+    """`session`, or another one where it was lost: a signal in the middle of a statement can cost the connection."""
+    if not session.closed:
+        yield session
+        return
+    with session.database.connect(read_only=True, raw_times=False) as again:
+        yield again
 
 
 def result(progress: Progress, found: tuple[str, ...], to: tuple[str, ...]) -> MigrationResult:

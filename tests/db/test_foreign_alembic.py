@@ -165,6 +165,25 @@ def test_one_with_its_own_engine_is_run_as_a_command(
     assert elsewhere.verify(session, made).outcome == "current"
 
 
+def test_what_it_prints_as_a_command_goes_to_standard_error(empty_dsn: str, conn: Conn, tmp_path: Path) -> None:
+    made = alembics.environment(tmp_path, takes_it=False, url=url(empty_dsn))
+    alembics.revision(made, "one", None, "pass")
+    done = run_lockctl("migrate", "upgrade", "-c", str(made), dsn=empty_dsn)
+    assert (done.returncode, done.json()["to"]) == (0, ["one"])
+    assert "env.py prints this" in done.stderr
+
+
+def test_a_connection_lost_in_the_middle_leaves_a_result(session: Session, conn: Conn, ini: Path) -> None:
+    def lose(event: Event) -> None:
+        if event.event == "waiting":
+            conn.execute("SELECT pg_terminate_backend(%s)", (session.pid,))
+
+    with holding(conn.info.dsn, "SELECT * FROM busy"):
+        run = elsewhere.upgrade(session, ini, notify=Heard(lose))
+    assert (run.result.outcome, run.result.steps, run.result.to) == ("failed", ("one",), ("one",))
+    assert "connection was lost" in str(run.error)
+
+
 def test_verify_tells_behind_from_ahead_and_creates_nothing(
     empty_dsn: str, session: Session, conn: Conn, ini: Path
 ) -> None:
