@@ -2,7 +2,7 @@
 
 lock_timeout counts for each lock anew. A transaction that holds one table and waits for the next makes everybody
 behind the first wait too, so the waits of one transaction are added up here and the statement is cancelled when they
-reach the lock timeout together (case: github.com/charliefreehire/freehire 1284).
+reach the lock timeout together (freehire 1284).
 """
 
 from __future__ import annotations
