@@ -29,6 +29,10 @@ Shape = frozenset[tuple[str, ...]]
 
 pytestmark = [
     pytest.mark.skipif(not os.environ.get("LOCKCTL_TEST_REAL"), reason="LOCKCTL_TEST_REAL is not set: make test-real"),
+    pytest.mark.skipif(
+        shutil.which("node") is None or shutil.which("npm") is None,
+        reason="Node and npm are not installed: DBOS's real SDK needs them",
+    ),
     pytest.mark.timeout(600),
 ]
 
