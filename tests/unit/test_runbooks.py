@@ -25,15 +25,17 @@ def test_every_command_of_a_runbook_is_there_with_its_options(page: Path) -> Non
     assert commands(page)
     for line in commands(page):
         node: Any = build()
-        words = shlex.split(line)[1:]
+        words = iter(shlex.split(line)[1:])
         for word in words:
             inner = getattr(node, "commands", {})
-            if word in inner:
-                node = inner[word]
-                continue
             if word == "--":
                 break
-            assert not inner, f"{line!r}: there is no command {word!r}"
             if word.startswith("-"):
-                options = {option for param in node.params for option in param.opts}
-                assert word.partition("=")[0] in options, f"{line!r}: no option {word!r}"
+                name, given, _ = word.partition("=")
+                (option,) = [param for param in node.params if name in param.opts] or [None]
+                assert option is not None, f"{line!r}: no option {word!r}"
+                if inner and not (given or option.is_flag or option.count):
+                    next(words)
+            elif inner:
+                assert word in inner, f"{line!r}: there is no command {word!r}"
+                node = inner[word]
