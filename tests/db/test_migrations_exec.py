@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -22,7 +22,7 @@ from lockctl.errors import (
 from lockctl.leases.child import NotFoundError
 from lockctl.migrations.execute import Expectation, execute
 from lockctl.migrations.policy import Limits, Policy
-from lockctl.migrations.records import MigrationRun
+from lockctl.migrations.records import Event, MigrationRun, quiet
 from tests.support import databases, network
 from tests.support.foreign import client, dying, silent, stubborn
 from tests.support.migrating import Heard
@@ -86,8 +86,9 @@ def play(
     policy: Policy = ONCE,
     expectation: Expectation | None = None,
     no_clients: str | None = None,
+    react: Callable[[Event], None] = quiet,
 ) -> Played:
-    heard, output = Heard(), bytearray()
+    heard, output = Heard(react), bytearray()
     with Database(dsn, "the test", "migrate exec").connect() as session:
         run = execute(
             session,
@@ -248,13 +249,13 @@ def test_a_wait_is_known_from_the_database_when_the_command_says_nothing(dsn: st
 
 
 def test_it_is_run_again_as_a_whole_and_goes_through_when_the_reader_leaves(dsn: str, conn: Conn, idle: Conn) -> None:
-    leaving = threading.Timer(2.0, idle.rollback)
-    leaving.start()
-    played = play(dsn, client(dsn, ALTER, BUMP), OFTEN, TO_2)
-    leaving.join()
+    def leave(event: Event) -> None:
+        if event.event == "retry":
+            idle.rollback()
+
+    played = play(dsn, client(dsn, ALTER, BUMP), OFTEN, TO_2, react=leave)
     result = played.run.result
-    assert (result.outcome, result.to) == ("done", ("2",))
-    assert result.attempts > 1
+    assert (result.outcome, result.to, result.attempts) == ("done", ("2",), 2)
     assert altered(conn)
 
 
@@ -299,10 +300,12 @@ def test_a_command_that_goes_on_without_the_cancelled_statement_is_no_success(ds
     judged = Expectation("version", version="2", columns=("item.a",))
     blocked = play(dsn, stubborn(dsn, ALTER, BUMP), expectation=judged)
     assert blocked.run.result.outcome == "blocked"
-    leaving = threading.Timer(1.5, idle.rollback)
-    leaving.start()
-    done = play(dsn, stubborn(dsn, ALTER, BUMP), OFTEN, judged)
-    leaving.join()
+
+    def leave(event: Event) -> None:
+        if event.event == "retry":
+            idle.rollback()
+
+    done = play(dsn, stubborn(dsn, ALTER, BUMP), OFTEN, judged, react=leave)
     assert done.run.error is None
     assert altered(conn)
 

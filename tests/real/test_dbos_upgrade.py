@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.support import databases
 from tests.support.cli import Result, run_lockctl
 from tests.support.network import Network
 from tests.support.sdk import NEW_VERSION, OLD_VERSION, Sdk
+from tests.support.waiting import until
 
 Conn = psycopg.Connection[Any]
 Shape = frozenset[tuple[str, ...]]
@@ -132,17 +134,29 @@ def waiting(conn: Conn) -> int:
 
 @contextmanager
 def reader(dsn: str, table: str, seconds: float | None = None) -> Iterator[Conn]:
-    """A session that read the table and forgot its transaction; it leaves after `seconds`, or in the end."""
+    """A session that read the table and forgot its transaction; it leaves in the end, or `seconds` after somebody
+    began to wait for it."""
     with psycopg.connect(dsn, application_name=READER) as idle:
         idle.execute(f"SELECT count(*) FROM dbos.{table}")
-        if seconds is None:
-            yield idle
-            idle.rollback()
-            return
-        leaving = threading.Timer(seconds, idle.rollback)
-        leaving.start()
+        leaving = threading.Thread(target=_leave, args=(dsn, idle, seconds or 0.0))
+        if seconds is not None:
+            leaving.start()
         yield idle
-        leaving.join()
+        if seconds is not None:
+            leaving.join()
+        idle.rollback()
+
+
+def _leave(dsn: str, idle: Conn, seconds: float) -> None:
+    with psycopg.connect(dsn, autocommit=True) as watch:
+        wait_until_waited_for(watch, idle.info.backend_pid)
+        time.sleep(seconds)
+    idle.rollback()
+
+
+def wait_until_waited_for(watch: Conn, pid: int) -> None:
+    held_up = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND %s = ANY (pg_blocking_pids(pid))"
+    until(lambda: watch.execute(held_up, (pid,)).fetchone() == (True,), deadline=60, what="somebody behind the reader")
 
 
 def execute(dsn: str, sdk: Sdk, url: str, *options: str) -> Result:
@@ -174,7 +188,7 @@ def test_exec_of_a_free_schema(dbos_server: Network, dsn: str, conn: Conn, sdk_n
 def test_exec_behind_a_reader_that_leaves(
     dbos_server: Network, dsn: str, conn: Conn, sdk_new: Sdk, wanted: Shape, table: str
 ) -> None:
-    with reader(dsn, table, seconds=4):
+    with reader(dsn, table, seconds=3):
         done = execute(dsn, sdk_new, dbos_server.url(dsn), *PATIENT)
     assert done.returncode == 0, done.stderr
     assert done.json()["attempts"] > 1
@@ -227,7 +241,7 @@ def test_apply_to_a_free_schema(dsn: str, conn: Conn, file: Path, wanted: Shape)
 
 @pytest.mark.parametrize("table", TABLES)
 def test_apply_behind_a_reader_that_leaves(dsn: str, conn: Conn, file: Path, wanted: Shape, table: str) -> None:
-    with reader(dsn, table, seconds=4):
+    with reader(dsn, table, seconds=3):
         done = apply(dsn, file, *PATIENT)
     assert done.returncode == 0, done.stderr
     assert never_wrong(conn, wanted) == NEW_VERSION
