@@ -16,7 +16,8 @@ COMMAND = re.compile(r"^(?:\$ |[^`\n]*\bservice=prod )(lockctl [^\n|]*)|`(lockct
 
 
 def commands(page: Path) -> list[str]:
-    found = COMMAND.findall(page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")  # a command goes on behind a backslash
+    found = COMMAND.findall(text)
     return [first or second for first, second in found]
 
 
