@@ -8,6 +8,7 @@ from psycopg.conninfo import conninfo_to_dict
 from lockctl.db import conninfo
 from lockctl.errors import UsageError
 
+
 @pytest.fixture(autouse=True)
 def no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test knows only the passwords of its own: a short one would be masked in all texts after it."""
