@@ -191,12 +191,12 @@ def wants_json(argv: list[str]) -> bool:
     for i, word in enumerate(argv):
         if word == "--":
             break
-        if word in ("--format", "-f"):
-            formats.append(argv[i + 1] if i + 1 < len(argv) else "")
-        elif word.startswith("--format="):
+        flags, short, value = word[1:].partition("f")
+        if word.startswith("--format="):
             formats.append(word.removeprefix("--format="))
-        elif word.startswith("-f") and not word.startswith("--"):
-            formats.append(word[2:])
+        elif word == "--format" or (word.startswith("-") and short and set(flags) <= set("qvy")):
+            value = "" if word == "--format" else value
+            formats.append(value or (argv[i + 1] if i + 1 < len(argv) else ""))
     return formats[-1] in ("json", "jsonl")
 
 

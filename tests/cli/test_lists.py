@@ -228,6 +228,15 @@ def test_a_terminal_gets_the_first_rows_and_a_note_and_a_pipe_gets_all(conn: psy
         terminal.expect_exact("k1249")
 
 
+def test_a_sweep_on_a_terminal_shows_how_far_it_is(rows: str) -> None:
+    with on_terminal("sweep", "--batch", "1", dsn=rows) as terminal:
+        terminal.expect_exact("public.ffdb_locks: deleted 2 lapsed rows")
+        terminal.expect_exact("public.verrou: deleted 1 lapsed rows")
+        assert "Traceback" not in terminal.read()
+        terminal.wait()
+    assert terminal.exitstatus == 0
+
+
 def test_watch_shows_the_rows_again_until_it_is_interrupted(rows: str) -> None:
     with popen_lockctl("-f", "jsonl", "inspect", "ffdb_locks", "a", "--watch", "50ms", dsn=rows) as process:
         assert process.stdout is not None

@@ -89,6 +89,17 @@ def test_every_usage_error_is_two_lines_or_one_object(line: str, fmt: str) -> No
         assert (error["error"], set(error) >= {"error", "message", "hint"}) == ("usage", True)
 
 
+@pytest.mark.parametrize("form", ["-f json", "-fjson", "--format json", "--format=json", "-qf json", "-vyfjson"])
+def test_an_error_of_the_command_line_itself_is_json_too(form: str) -> None:
+    """Parsing failed, so the format is read from the words as they stand."""
+    for words in (["acquire", "ffdb_locks", "k", "--nope", *form.split()], ["acquire", *form.split(), "--nope"]):
+        done = run_quick(*words, dsn=NOWHERE)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.error()["error"] == "usage"
+    for words in (["acquire", "--nope", "--", *form.split()], ["acquire", "--nope", *form.split(), "-f", "csv"]):
+        assert run_quick(*words, dsn=NOWHERE).stderr.startswith("lockctl: ")
+
+
 def test_without_a_command_the_help_is_shown() -> None:
     done = run_quick()
     assert (done.returncode, "acquire" in done.stdout) == (2, True)
