@@ -6,7 +6,8 @@ of the codes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 
 from lockctl.db.conninfo import redact
 from lockctl.errors import (
@@ -69,6 +70,17 @@ def translate(error: psycopg.Error, *, closed: bool) -> LockctlError:
     return LockctlError(f"the database answered: {message}" + (f" (SQLSTATE {state})" if state else ""))
 
 
+def theirs(error: LockctlError) -> LockctlError:
+    """`error` of somebody else's statement: of their tables we know no more than the server, so it is in its words.
+
+    A table that is missing, or a value that is refused, says nothing there about lockctl's own schema or arguments.
+    """
+    cause: Any = getattr(error.__context__, "orig", error.__context__)
+    if isinstance(error, (BehindError, UsageError)) and (state := getattr(cause, "sqlstate", None)):
+        return LockctlError(f"{primary(cause)} (SQLSTATE {state})", hint=cause.diag.message_hint)
+    return error
+
+
 _BLOCKED = {
     "55P03": ("gave up waiting for a lock (lock timeout)", "lock"),
     "57014": ("the statement was cancelled (statement timeout, or by an administrator)", "cancelled"),
@@ -81,7 +93,8 @@ def connect_failure(error: psycopg.Error, source: str) -> LockctlError:
     state = error.sqlstate or ""
     if state == "42501":
         return DeniedError(primary(error))
-    text = first_line(error)
+    # psycopg resolves names itself, and knows none that comes from the environment or a service file.
+    text = first_line(error).replace("resolve host None", f"resolve host {os.environ.get('PGHOST', 'of the service')}")
     hint = {
         "28P01": "check the password: ~/.pgpass, a service file or the environment",
         "3D000": "the database does not exist: check its name, or create it",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import psycopg
-
 from lockctl.db import Session, failures
-from lockctl.errors import BehindError, BlockedError, BusyError, LockctlError, UsageError
+from lockctl.errors import BlockedError, BusyError, LockctlError, UsageError
 from lockctl.migrations import grammar, runner, sqlfile
 from lockctl.migrations.attempts import Attempt, put
 from lockctl.migrations.engine import Engine, Progress, Step
@@ -44,7 +42,7 @@ def apply(
     except BusyError as error:
         return MigrationRun(_result("busy", before, 0, Progress(error=error)), error)
     done = len(progress.done)
-    if isinstance(progress.error, LockctlError) and done < len(steps):
+    if isinstance(progress.error, LockctlError) and 0 < before + done < last:
         _how_to_go_on(progress.error, before + done + 1)
     return MigrationRun(_result(progress.outcome, before, done, progress), progress.error)
 
@@ -90,12 +88,6 @@ def _run(file: SqlFile, statement: Statement, execute: object) -> None:
     except BlockedError:
         raise
     except LockctlError as error:
-        where = f"{file.name}, line {statement.line}"
-        cause = error.__context__
-        if isinstance(error, (BehindError, UsageError)) and isinstance(cause, psycopg.Error):
-            # Of somebody else's tables we know no more than the server.
-            raise LockctlError(
-                f"{where}: {failures.primary(cause)} (SQLSTATE {cause.sqlstate})", hint=cause.diag.message_hint
-            ) from None
-        error.message = f"{where}: {error.message}"
-        raise
+        told = failures.theirs(error)
+        told.message = f"{file.name}, line {statement.line}: {told.message}"
+        raise told from None

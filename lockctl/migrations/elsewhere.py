@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockctl.db import Session
+from lockctl.db import Session, failures
 from lockctl.errors import AheadError, BusyError, LockctlError, UsageError
-from lockctl.migrations import runner
+from lockctl.migrations import logs, runner
 from lockctl.migrations.attempts import Attempt
 from lockctl.migrations.engine import Engine, Progress, Step
 from lockctl.migrations.execute import Output, execute
@@ -38,12 +38,12 @@ def upgrade(
     schema: str | None = None,
     policy: Policy | None = None,
     notify: Notify = quiet,
-    output: Output = lambda _text: None,
+    output: Output | None = None,
 ) -> MigrationRun:
     """Go up to `target`. `session` must have been connected with `raw_times=False`.
 
     Raises UsageError for a wrong target, AheadError at a revision that the environment does not know; what stops a
-    step is in the run's `error`. `output` gets what alembic prints where it runs as a command of its own.
+    step is in the run's `error`. `output` gets what alembic and env.py print.
     """
     env = Environment(file)
 
@@ -62,7 +62,7 @@ def downgrade(
     schema: str | None = None,
     policy: Policy | None = None,
     notify: Notify = quiet,
-    output: Output = lambda _text: None,
+    output: Output | None = None,
 ) -> MigrationRun:
     """Go down to `target`. As `upgrade`."""
     env = Environment(file)
@@ -135,12 +135,15 @@ def _migrate(
     schema: str | None,
     policy: Policy,
     notify: Notify,
-    output: Output,
+    output: Output | None,
 ) -> MigrationRun:
+    notify = logs.apart(notify)
+    env.output = None if output is None else logs.apart(output)
     books = env.books(session, schema)
+    if books.certain:
+        plan(_known(env, books.revisions))
     if books.own_engine:
         return _as_a_command(session, env, command, books, schema, policy, notify, output)
-    plan(_known(env, books.revisions))
     try:
         with runner.held(session.database, policy, notify) as lock:
             books = env.books(session, schema)
@@ -167,7 +170,10 @@ def _migrate(
 
 def _step(env: Environment, step: RevisionStep) -> Step:
     def run(attempt: Attempt) -> None:
-        env.run(attempt, step)
+        try:
+            env.run(attempt, step)
+        except LockctlError as error:
+            raise failures.theirs(error) from None
 
     script = step.revision
     return Step(script.revision, f"{'up to' if step.is_upgrade else 'down from'} {script.revision}: {script.doc}", run)
@@ -181,7 +187,7 @@ def _as_a_command(
     schema: str | None,
     policy: Policy,
     notify: Notify,
-    output: Output,
+    output: Output | None,
 ) -> MigrationRun:
     """env.py connects by itself: run alembic as somebody else's command, watched from our connection."""
     notify(
@@ -192,15 +198,28 @@ def _as_a_command(
         )
     )
     words = [sys.executable, "-m", "alembic", "-c", str(env.file), *command]
-    run = execute(session, words, policy=policy, notify=notify, output=output)
+    run = execute(session, words, policy=policy, notify=notify, output=output or (lambda _text: None))
     after = books.revisions
     with suppress(LockctlError), still(session) as alive:
         after = env.books(alive, schema).revisions
     done = run.result
     outcome = "nothing" if done.outcome == "done" and after == books.revisions else done.outcome
-    steps = tuple(name for name in after if name not in books.revisions)
+    steps = _between(env, books.revisions, after)
     made = replace(done, outcome=outcome, from_=books.revisions, to=after, steps=steps)
     return MigrationRun(made, run.error)
+
+
+def _between(env: Environment, before: Sequence[str], after: Sequence[str]) -> tuple[str, ...]:
+    """The revisions that were gone through from one state of the database to the other, in that order."""
+
+    def below(found: Sequence[str]) -> set[str]:
+        known = tuple(name for name in found if _knows(env, name))
+        return {script.revision for script in env.directory.iterate_revisions(known, "base", implicit_base=True)}
+
+    old, new = below(before), below(after)
+    down = [script.revision for script in env.directory.walk_revisions()]
+    left = [name for name in down if name in old and name not in new]
+    return (*left, *(name for name in reversed(down) if name in new and name not in old))
 
 
 def _knows(env: Environment, revision: str) -> bool:

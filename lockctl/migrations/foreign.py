@@ -7,11 +7,9 @@ out before it connects; its migrations run as a command of their own then (see `
 
 from __future__ import annotations
 
-import logging
-import logging.config
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +18,8 @@ from unittest import mock
 import psycopg
 
 from lockctl.db import Session
-from lockctl.errors import LockctlError, UsageError
-from lockctl.migrations import bridge
+from lockctl.errors import DeniedError, LockctlError, UnreachableError, UsageError
+from lockctl.migrations import bridge, logs
 from lockctl.migrations.attempts import Attempt
 from lockctl.migrations.monitor import Monitor
 from lockctl.migrations.policy import Limits, Policy
@@ -38,16 +36,23 @@ class OwnEngine(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """What a database says: its revisions, sorted, and whether env.py makes its own engine (`own_engine`)."""
+    """What a database says: its revisions, sorted, and whether env.py makes its own engine (`own_engine`).
+
+    `certain`: env.py itself said where its version table is; otherwise alembic's usual one was read.
+    """
 
     revisions: tuple[str, ...]
     own_engine: bool = False
+    certain: bool = True
 
 
 class Environment:
-    """The environment of a configuration file. Raises UsageError when there is none that alembic can read."""
+    """The environment of a configuration file. Raises UsageError when there is none that alembic can read.
 
-    def __init__(self, file: Path) -> None:
+    `output` gets what env.py prints, with its logging; without it that goes to standard error.
+    """
+
+    def __init__(self, file: Path, output: Callable[[bytes], None] | None = None) -> None:
         from alembic.config import Config
         from alembic.script import ScriptDirectory
         from alembic.util import CommandError
@@ -55,6 +60,7 @@ class Environment:
         if not file.is_file():
             raise UsageError(f"there is no alembic configuration {file}")
         self.file = file
+        self.output = output
         self.config = Config(str(file))
         try:
             self.directory: ScriptDirectory = ScriptDirectory.from_config(self.config)
@@ -75,27 +81,52 @@ class Environment:
     def books(self, session: Session, version_table_schema: str | None = None) -> Books:
         """The revisions that the database is at. Changes nothing: not even a version table is made.
 
-        Where env.py makes an engine of its own, alembic's usual version table is read, in `version_table_schema` or
-        along the search path.
+        An env.py that makes an engine of its own is lent our connection in its place: it alone knows the version
+        table. Where that fails, alembic's usual one is read. For such an env.py, `version_table_schema` says where
+        the table is when env.py names no schema; without both, the search path does.
         """
-        found: set[str] = set()
+        import sqlalchemy.exc
 
-        def look(heads: Sequence[str], _context: Any) -> list[Any]:
-            found.update(heads)
+        try:
+            found, _ = self._look(session, lend=False)
+            return Books(tuple(sorted(found)))
+        except OwnEngine:
+            pass
+        try:
+            found, table = self._look(session, lend=True)
+        except (DeniedError, UnreachableError):
+            raise
+        except (OwnEngine, LockctlError, sqlalchemy.exc.SQLAlchemyError):
+            revisions = usual_books(session, version_table_schema)
+            return Books(revisions, own_engine=True, certain=False)
+        if version_table_schema is not None and table.schema is None:
+            found = usual_books(session, version_table_schema, table.name)
+        return Books(tuple(sorted(found)), own_engine=True)
+
+    def _look(self, session: Session, *, lend: bool) -> tuple[Sequence[str], Any]:
+        """The revisions, and the version table as SQLAlchemy's Table. Raises OwnEngine, unless our connection is lent
+        to whatever engine env.py makes."""
+        seen: list[tuple[Sequence[str], Any]] = []
+
+        def look(heads: Sequence[str], context: Any) -> list[Any]:
+            seen.append((tuple(heads), context._version))
             return []
 
         policy = Policy(Limits())
-        try:
-            with Monitor(session, policy, quiet) as monitor:
-                self._online(Attempt(session, policy, monitor, quiet), look, dont_mutate=True)
-        except OwnEngine:
-            return Books(usual_books(session, version_table_schema), own_engine=True)
-        return Books(tuple(sorted(found)))
+        with Monitor(session, policy, quiet) as monitor, logs.no_progress():
+            self._online(Attempt(session, policy, monitor, quiet), look, lend=lend, dont_mutate=True)
+        if not seen:
+            raise LockctlError(f"{self.file}: env.py ran no migrations", hint="see context.run_migrations() there")
+        return seen[-1]
 
-    def _online(self, attempt: Attempt, plan: Callable[..., Any], **how: Any) -> None:
+    def _online(self, attempt: Attempt, plan: Callable[..., Any], *, lend: bool = False, **how: Any) -> None:
         from alembic.runtime.environment import EnvironmentContext
 
-        with bridge.connection(attempt) as connection, _no_engine_of_its_own(), _guest():
+        with (
+            bridge.connection(attempt) as connection,
+            _no_engine_of_its_own(connection if lend else None),
+            _guest(self.output),
+        ):
             self.config.attributes["connection"] = connection
             try:
                 with EnvironmentContext(self.config, self.directory, fn=plan, **how):
@@ -111,7 +142,7 @@ class Environment:
         from alembic.runtime.environment import EnvironmentContext
 
         self.config.output_buffer = io.StringIO()
-        with bridge.plain(), _guest():
+        with bridge.plain(), _guest(self.output):
             how: dict[str, Any] = {"as_sql": True, "starting_rev": tuple(start) or None, "destination_rev": "heads"}
             with EnvironmentContext(self.config, self.directory, fn=lambda _found, _context: steps(), **how):
                 self.directory.run_env()
@@ -119,14 +150,14 @@ class Environment:
         return re.sub(r"^BEGIN;$", timeout, self.config.output_buffer.getvalue(), flags=re.MULTILINE)
 
 
-def usual_books(session: Session, schema: str | None) -> tuple[str, ...]:
-    """The rows of `alembic_version`; empty where there is none."""
+def usual_books(session: Session, schema: str | None, name: str = "alembic_version") -> tuple[str, ...]:
+    """The rows of the version table `name`; empty where there is none."""
     from psycopg import sql
 
     from lockctl.db import Needs
     from lockctl.db.relations import look
 
-    table = look(session, [(schema, "alembic_version")])[0]
+    table = look(session, [(schema, name)])[0]
     if table is None:
         return ()
     statement = sql.SQL("SELECT version_num::text FROM {} ORDER BY 1").format(table.identifier)
@@ -134,8 +165,12 @@ def usual_books(session: Session, schema: str | None) -> tuple[str, ...]:
 
 
 @contextmanager
-def _no_engine_of_its_own() -> Iterator[None]:
-    """Every engine that connects inside is stopped before it does: it would run beside us, without our limits."""
+def _no_engine_of_its_own(lent: Any) -> Iterator[None]:
+    """Every engine that connects inside is stopped before it does: it would run beside us, without our limits.
+
+    With a connection `lent`, such an engine gives that out instead of connecting (an asynchronous one, too: it asks
+    a synchronous engine for its connection).
+    """
     import sqlalchemy
 
     def stop(*_args: Any) -> None:
@@ -143,51 +178,23 @@ def _no_engine_of_its_own() -> Iterator[None]:
 
     sqlalchemy.event.listen(sqlalchemy.Engine, "do_connect", stop)
     try:
-        yield
+        if lent is None:
+            yield
+        else:
+            with mock.patch.object(sqlalchemy.Engine, "connect", return_value=lent):
+                yield
     finally:
         sqlalchemy.event.remove(sqlalchemy.Engine, "do_connect", stop)
 
 
 @contextmanager
-def logging_kept() -> Iterator[None]:
-    """env.py sets up its logging; afterwards ours is as it was (alembic 1279: fileConfig silences all other loggers).
-
-    While it runs, its loggers write what its configuration says; other loggers stay alive.
-    """
-    root = logging.getLogger()
-    before = (root.level, list(root.handlers))
-    levels = {name: (found.disabled, found.level, list(found.handlers), found.propagate) for name, found in _loggers()}
-    real = logging.config.fileConfig
-
-    def gently(*args: Any, **kwargs: Any) -> None:
-        kwargs["disable_existing_loggers"] = False
-        real(*args, **kwargs)
-
-    try:
-        with mock.patch.object(logging.config, "fileConfig", gently):
-            yield
-    finally:
-        root.setLevel(before[0])
-        root.handlers[:] = before[1]
-        for name, found in _loggers():
-            disabled, level, handlers, propagate = levels.get(name, (False, logging.NOTSET, [], True))
-            found.disabled, found.propagate = disabled, propagate
-            found.setLevel(level)
-            found.handlers[:] = handlers
-
-
-def _loggers() -> list[tuple[str, logging.Logger]]:
-    known = logging.root.manager.loggerDict
-    return [(name, found) for name, found in known.items() if isinstance(found, logging.Logger)]
-
-
-@contextmanager
-def _guest() -> Iterator[None]:
+def _guest(output: Callable[[bytes], None] | None) -> Iterator[None]:
     """Somebody else's code runs inside: what it prints is no data of ours, its logging and its failures are its own."""
     from alembic.util import CommandError
     from sqlalchemy.exc import SQLAlchemyError
 
-    with logging_kept(), redirect_stdout(sys.stderr):
+    stream: Any = sys.stderr if output is None else logs.Stream(output)
+    with logs.kept(), redirect_stdout(stream), redirect_stderr(stream):
         try:
             yield
         except (OwnEngine, LockctlError, SQLAlchemyError, CommandError, psycopg.Error):
@@ -195,4 +202,10 @@ def _guest() -> Iterator[None]:
         except Exception as error:
             text = str(error).strip().splitlines()
             words = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-            raise LockctlError(f"the alembic environment failed by itself: {words}") from error
+            hint = None
+            if isinstance(error, ImportError):
+                hint = (
+                    "env.py runs in lockctl's own Python: install lockctl beside the application, or run its alembic"
+                    " with `lockctl migrate exec -- alembic …`"
+                )
+            raise LockctlError(f"the alembic environment failed by itself: {words}", hint=hint) from error

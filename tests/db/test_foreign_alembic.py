@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Iterator
@@ -165,6 +166,44 @@ def test_one_with_its_own_engine_is_run_as_a_command(
     assert elsewhere.verify(session, made).outcome == "current"
 
 
+def test_one_with_its_own_engine_is_asked_for_its_version_table(
+    empty_dsn: str, session: Session, conn: Conn, tmp_path: Path
+) -> None:
+    conn.execute("CREATE SCHEMA app")
+    options = "{'version_table_schema': 'app', 'version_table': 'versions'}"
+    made = alembics.environment(tmp_path, takes_it=False, url=url(empty_dsn), options=options)
+    alembics.revision(made, "one", None, "pass")
+    alembics.revision(made, "two", "one", "pass")
+    assert elsewhere.verify(session, made).outcome == "behind"
+    assert conn.execute("SELECT to_regclass('app.versions')").fetchone() == (None,)
+    up = elsewhere.upgrade(session, made).result
+    assert (up.outcome, up.from_, up.to, up.steps) == ("done", (), ("two",), ("one", "two"))
+    assert elsewhere.verify(session, made).outcome == "current"
+    assert [row.revision for row in elsewhere.current(session, made)] == ["two"]
+    down = elsewhere.downgrade(session, made, "-1").result
+    assert (down.outcome, down.from_, down.to, down.steps) == ("done", ("two",), ("one",), ("two",))
+    # What can't be done is told before anything is run.
+    with pytest.raises(UsageError, match="no-such"):
+        elsewhere.upgrade(session, made, "no-such")
+    conn.execute("UPDATE app.versions SET version_num = 'nobodys'")
+    with pytest.raises(AheadError, match="nobodys"):
+        elsewhere.upgrade(session, made)
+    assert elsewhere.verify(session, made).outcome == "ahead"
+
+
+def test_one_with_its_own_engine_that_does_more_with_it_is_judged_by_the_usual_table(
+    empty_dsn: str, session: Session, conn: Conn, tmp_path: Path
+) -> None:
+    made = alembics.environment(tmp_path, takes_it=False, url=url(empty_dsn))
+    alembics.revision(made, "one", None, "pass")
+    env = made.parent / "migrations" / "env.py"
+    env.write_text(
+        env.read_text().replace("    with made.connect()", "    made.raw_connection().close()\n    with made.connect()")
+    )
+    assert elsewhere.upgrade(session, made).result.to == ("one",)
+    assert elsewhere.verify(session, made).outcome == "current"
+
+
 def test_what_it_prints_as_a_command_goes_to_standard_error(empty_dsn: str, conn: Conn, tmp_path: Path) -> None:
     made = alembics.environment(tmp_path, takes_it=False, url=url(empty_dsn))
     alembics.revision(made, "one", None, "pass")
@@ -237,10 +276,21 @@ def test_our_loggers_stay_alive_and_standard_output_is_ours(
 
 def test_an_environment_that_fails_by_itself_says_so(session: Session, conn: Conn, ini: Path) -> None:
     (ini.parent / "migrations" / "env.py").write_text("import nothing_like_this")
-    with pytest.raises(LockctlError, match="failed by itself: ModuleNotFoundError"):
+    with pytest.raises(LockctlError, match="failed by itself: ModuleNotFoundError") as failed:
         elsewhere.upgrade(session, ini)
+    assert "migrate exec -- alembic" in str(failed.value.hint)
     with pytest.raises(UsageError, match="no alembic configuration"):
         elsewhere.upgrade(session, ini.parent / "missing.ini")
+
+
+def test_an_error_of_its_statements_is_told_in_the_servers_words(session: Session, conn: Conn, ini: Path) -> None:
+    (ini.parent / "migrations" / "versions" / "two.py").unlink()
+    alembics.revision(ini, "two", "one", "op.execute('ALTER TABLE no_such ADD COLUMN y int')")
+    run = elsewhere.upgrade(session, ini)
+    assert (run.result.outcome, run.result.steps) == ("failed", ("one",))
+    assert isinstance(run.error, LockctlError)
+    assert (run.error.code, run.error.message) == (1, 'relation "no_such" does not exist (SQLSTATE 42P01)')
+    assert "lockctl" not in str(run.error.hint)
 
 
 def test_one_that_commits_nothing_is_found_out(session: Session, conn: Conn, ini: Path) -> None:
@@ -254,6 +304,27 @@ def test_one_that_commits_nothing_is_found_out(session: Session, conn: Conn, ini
     assert isinstance(run.error, LockctlError)
     assert "nothing was committed" in run.error.message
     assert run.result.to == ()
+
+
+@pytest.mark.parametrize("takes_it", [True, False])
+def test_under_json_standard_error_holds_json_lines_alone(
+    empty_dsn: str, conn: Conn, tmp_path: Path, takes_it: bool
+) -> None:
+    made = alembics.environment(tmp_path, takes_it=takes_it, url=url(empty_dsn))
+    alembics.revision(made, "one", None, "pass")
+    done = run_lockctl("migrate", "upgrade", "-c", str(made), "-f", "json", dsn=empty_dsn)
+    assert (done.returncode, done.json()["to"]) == (0, ["one"])
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    told = [event["message"] for event in events if event["event"] == "output"]
+    assert "env.py prints this" in told
+    # Where the database is was asked for several times; it was gone up once.
+    assert sum("Running upgrade" in line for line in told) == 1
+    assert sum("Context impl" in line for line in told) == 1
+
+
+def test_who_asks_where_a_database_is_hears_nothing_of_alembics_progress(empty_dsn: str, conn: Conn, ini: Path) -> None:
+    done = run_lockctl("migrate", "current", "-c", str(ini), dsn=empty_dsn)
+    assert (done.returncode, "Context impl" in done.stderr) == (0, False)
 
 
 def test_the_commands_take_it(empty_dsn: str, conn: Conn, ini: Path) -> None:
