@@ -17,7 +17,8 @@ from psycopg import sql
 from lockctl import clock, durations
 from lockctl.db import failures
 from lockctl.db.connection import Connection
-from lockctl.errors import BlockedError, DeniedError, LockctlError, UnreachableError
+from lockctl.db.percents import percents
+from lockctl.errors import BlockedError, DeniedError, LockctlError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
     from lockctl.db.database import Database
@@ -28,6 +29,12 @@ Params = Sequence[Any] | Mapping[str, Any] | None
 Sampler = Callable[["Session", int], "list[Blocker]"]
 
 MARK = "lockctl.session"
+_NEWER = {
+    # The server gives up a statement whose client is gone. A holder of leases is idle for a third of its TTL.
+    140000: (("client_connection_check_interval", "2s"), ("idle_session_timeout", "0")),
+    170000: (("transaction_timeout", "0"),),
+}
+"""Settings by the version that brought them: as startup options they would be fatal where they are unknown."""
 _FIRST_SAMPLE = 0.2
 _NEXT_SAMPLE = 0.5
 _CANCEL_GRACE = 3.0
@@ -69,12 +76,10 @@ class Session:
     def prepare(self) -> None:
         """Read back whether the startup options arrived, and set what can't be one of them."""
         mark = sql.SQL("current_setting({}, true)").format(sql.Literal(MARK))
-        check = (
-            # The server gives up a statement whose client is gone; a startup option would be fatal where unknown.
-            sql.SQL("CASE WHEN {mark} = '1' THEN set_config('client_connection_check_interval', '2s', false) END")
-            if self.conn.info.server_version >= 140000
-            else sql.SQL("NULL")
-        ).format(mark=mark)
+        version = self.conn.info.server_version
+        newer = [pair for since, pairs in _NEWER.items() if version >= since for pair in pairs]
+        calls = [sql.SQL("set_config({}, {}, false)").format(*map(sql.Literal, pair)) for pair in newer]
+        check = sql.SQL("CASE WHEN {} = '1' THEN ARRAY[{}]::text[] END").format(mark, sql.SQL(", ").join(calls))
         self.conn.on_wait = self._tick
         self.begin_statement()
         try:
@@ -183,6 +188,8 @@ class Session:
             return self._execute(statement, params)
         except psycopg.Error as error:
             raise self.failure(error, needs) from None
+        except UnicodeEncodeError as error:
+            raise UsageError(f"{error.object!a} is not valid UTF-8") from None
 
     def one(self, statement: Query, params: Params = None, *, needs: Needs | None = None) -> tuple[Any, ...]:
         """The only row of a statement that always has one."""
@@ -204,6 +211,8 @@ class Session:
             self._in_transaction = False
 
     def _execute(self, statement: Query, params: Params) -> list[tuple[Any, ...]]:
+        if params is not None and isinstance(statement, sql.Composable):
+            statement = percents(statement)
         with self.conn.cursor(binary=True) as cursor:
             cursor.execute(statement, params)  # type: ignore[arg-type]
             return cursor.fetchall() if cursor.description else []

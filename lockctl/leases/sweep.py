@@ -18,6 +18,7 @@ from psycopg.sql import SQL, Composable, Identifier
 from lockctl import clock
 from lockctl.clock import utc_text
 from lockctl.db import Session
+from lockctl.db.percents import percents
 from lockctl.leases.inspect import Filter, shifted
 from lockctl.leases.inspect import rows as inspect_rows
 from lockctl.leases.operations import LockedTable
@@ -119,7 +120,7 @@ def _pass(session: Session, tally: Tally, plan: Plan, on_batch: Callable[[int], 
     privileges = table.needs("SELECT", "UPDATE", "DELETE")
     first, later = (
         # Composed once, not for each of a thousand batches.
-        _batch(table, rows=plan.rows, later=later, spare=bool(plan.except_key)).as_string(session.conn)
+        percents(_batch(table, rows=plan.rows, later=later, spare=bool(plan.except_key))).as_string(session.conn)
         for later in (False, True)
     )
     while True:
