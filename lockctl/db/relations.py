@@ -37,7 +37,8 @@ class Column(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """A table, view or the like as found; `kind` is `pg_class.relkind`, `uniques` the columns of its unique indexes."""
+    """A table, view or the like as found; `kind` is `pg_class.relkind`, `uniques` the columns of its unique
+    indexes (a deferrable one checks too late for ON CONFLICT)."""
 
     schema: str
     name: str
@@ -74,7 +75,7 @@ SELECT w.ord, c.oid::int8, c.nspname::text, c.relname::text, c.relkind::text, c.
  CROSS JOIN LATERAL (
        SELECT c.oid, n.nspname, c.relname, c.relkind,
               (SELECT string_agg(i.indkey::text, ';') FROM pg_index i
-                WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid
+                WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate
                   AND i.indpred IS NULL AND i.indexprs IS NULL) AS uniques
          FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE c.relname = w.name::name AND c.relkind IN ('r', 'p', 'v', 'm', 'f')

@@ -14,7 +14,8 @@ from psycopg.sql import Composable
 
 from lockctl import clock
 from lockctl.db import Needs, Session
-from lockctl.errors import LockctlError
+from lockctl.db.relations import INTEGER
+from lockctl.errors import DeniedError, LockctlError, UsageError
 from lockctl.leases import token
 from lockctl.leases.shape import Shape, holder_value, key_values
 from lockctl.leases.statements import Statements
@@ -46,6 +47,8 @@ def new_holder(shape: Shape) -> str:
         import uuid
 
         return str(uuid.uuid4())
+    if shape.holder.type in INTEGER:
+        raise UsageError(f'column "{shape.holder.name}" takes whole numbers', hint="give one with --holder N")
     unique = os.urandom(8).hex()
     name = f"lockctl:{socket.gethostname()}:{os.getpid()}:{unique}"
     limit = shape.holder.limit
@@ -78,7 +81,7 @@ def acquire(session: Session, table: LockedTable, key: Sequence[str], holder: st
         if prior is not None:
             return LeaseResult("held", prior)
         # A row that came while we looked: now that it is there, the next round judges it.
-    raise LockctlError(f"the row of {table.shape.relation} kept changing; try again")
+    raise _barred(session, table)
 
 
 def _full_length(
@@ -127,9 +130,13 @@ def _prolong(
     prior, changed = _change(session, table, statement, params, "SELECT", "UPDATE")
     if changed is not None:
         return LeaseResult("extended", changed, prior)
+    if prior is None:
+        _not_barred(session, table, values)
     if prior is None or (not prior.live and not revive):
         return LeaseResult("not_held", prior)
-    return LeaseResult("held" if prior.holder != owner else "not_held", prior)
+    if prior.holder == owner:
+        raise _barred(session, table)
+    return LeaseResult("held", prior)
 
 
 def release(session: Session, table: LockedTable, key: Sequence[str], holder: str) -> LeaseResult:
@@ -145,7 +152,7 @@ def release(session: Session, table: LockedTable, key: Sequence[str], holder: st
             return LeaseResult("free", None)
         if found.holder != owner:
             return LeaseResult("held", found)
-    raise LockctlError(f"the row of {table.shape.relation} kept changing; try again")
+    raise _barred(session, table)
 
 
 def force_expire(session: Session, table: LockedTable, key: Sequence[str], shown: LockRow) -> LeaseResult:
@@ -159,8 +166,12 @@ def force_expire(session: Session, table: LockedTable, key: Sequence[str], shown
     prior, changed = _change(session, table, table.sql.force_expire(), params, "SELECT", "UPDATE")
     if changed is not None:
         return LeaseResult("expired", changed, prior, renewed=renewed_since(shown, prior))
+    if prior is None:
+        _not_barred(session, table, values)
     if prior is None or not prior.live:
         return LeaseResult("not_held", prior)
+    if prior.holder == shown.holder:
+        raise _barred(session, table)
     return LeaseResult("held", prior)
 
 
@@ -205,6 +216,27 @@ def granted_since(
         return None
     lease = token.write(token.Lease(table.shape.table.name, found.key, found.holder or "", ttl_ms))
     return LeaseResult("acquired", found, None, lease)
+
+
+def _not_barred(session: Session, table: LockedTable, key: Sequence[str]) -> None:
+    """Raise DeniedError when the row that could not be locked is there: a policy lets it be read and not changed."""
+    if read(session, table, key) is not None and _policed(session, table):
+        raise _barred(session, table)
+
+
+def _policed(session: Session, table: LockedTable) -> bool:
+    return bool(session.one("SELECT row_security_active(%s::oid)", (table.shape.oid,))[0])
+
+
+def _barred(session: Session, table: LockedTable) -> LockctlError:
+    """Why a statement that nothing stood against changed no row, however often it was made."""
+    relation = table.shape.relation
+    if _policed(session, table):
+        return DeniedError(
+            f"a row-level security policy of {relation} keeps the row from this role",
+            hint=f"its policies: SELECT * FROM pg_policies WHERE tablename = '{table.shape.name}'; all must let it in",
+        )
+    return LockctlError(f"the row of {relation} stays as it is: a trigger or rule of the table undoes the change")
 
 
 def _change(

@@ -147,7 +147,10 @@ def _check(shape: Shape, kind: str, uniques: Iterable[frozenset[int]]) -> None:
     wanted = frozenset(shape.columns[name].number for name in table.key)
     if wanted not in uniques:
         names = ", ".join(f'"{name}"' for name in table.key)
-        raise BehindError(f"{shape.relation} has no primary key or unique index on ({names})")
+        raise BehindError(
+            f"{shape.relation} has no primary key or unique index on ({names})",
+            hint="a deferrable or partial one does not count: no INSERT can rely on it",
+        )
 
 
 # A schema on the search path that the role may not use is left out of it silently.
