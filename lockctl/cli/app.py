@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import signal
 import sys
@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from lockctl import __version__
-from lockctl.cli.context import tell
+from lockctl.cli.context import tell, tell_json
 from lockctl.cli.options import Command, Root, Shared, wants_json
 from lockctl.errors import Interrupted, LockctlError, UsageError
 
@@ -96,7 +96,7 @@ def run(argv: list[str]) -> int:
         return interrupt.code
     except BrokenPipeError:
         # The reader of our list has seen enough (`| head -1`).
-        _drop_stdout()
+        _drop(1)
         return 0
     except LockctlError as error:
         return _report(error, argv, shared)
@@ -145,7 +145,7 @@ def _report(error: LockctlError, argv: list[str], shared: Shared) -> int:
 
         hint = error.hint and redact(error.hint)
         body = {"error": error.word, "message": redact(error.message), "hint": hint, **to_json(error.details)}
-        _stderr(json.dumps(body, ensure_ascii=False))
+        tell_json(body)
         return error.exit_code
     from lockctl.render.escape import escape_human
 
@@ -155,7 +155,12 @@ def _report(error: LockctlError, argv: list[str], shared: Shared) -> int:
     return error.exit_code
 
 
+_UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
+
+
 def _unforeseen(error: Exception, argv: list[str], shared: Shared) -> int:
+    if isinstance(error, OSError) and error.filename is None and error.errno in _UNWRITABLE:
+        return _report(LockctlError(f"standard output can't be written: {error.strerror}"), argv, shared)
     text = str(error).strip().splitlines()
     message = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
     return _report(LockctlError(message, hint="run it again with -v -v for the traceback"), argv, shared)
@@ -205,13 +210,15 @@ def _catch_signals() -> None:
 
 
 def _flush() -> None:
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except (OSError, ValueError):
-        _drop_stdout()
+    """Write what is held back; where nobody takes it, drop it: Python would end with 120 instead of the exit code."""
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            _drop(number)
 
 
-def _drop_stdout() -> None:
-    """Point standard output at nothing, so that Python's own flush at the end says nothing."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+def _drop(number: int) -> None:
+    """Point a standard stream at nothing, so that Python's own flush at the end says nothing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)

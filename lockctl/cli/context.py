@@ -108,10 +108,7 @@ class Invocation:
         if not self.json:
             tell(message)
             return
-        import json
-
-        with suppress(OSError, ValueError, AttributeError):
-            print(json.dumps({"warning": message}, ensure_ascii=False), file=sys.stderr, flush=True)
+        tell_json({"warning": message})
 
     @property
     def json(self) -> bool:
@@ -201,6 +198,17 @@ def tell(message: str) -> None:
         sys.stderr.flush()
     except (OSError, ValueError):
         pass
+
+
+def tell_json(body: dict[str, Any]) -> None:
+    """`body` as one JSON object on standard error, whatever became of it; escaped where the stream is not UTF-8."""
+    import json
+
+    from lockctl.render.sink import narrow_encoding
+
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            print(json.dumps(body, ensure_ascii=narrow_encoding(sys.stderr) is not None), file=sys.stderr, flush=True)
 
 
 def out() -> TextIO:

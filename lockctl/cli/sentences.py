@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import typer
 
 from lockctl import durations
 from lockctl.cli.context import Invocation
+from lockctl.errors import LockctlError
 from lockctl.records import LeaseResult, LockRow
 from lockctl.render.escape import escape_human
 
@@ -25,7 +24,7 @@ EXIT = {
 
 
 def holder_of(row: LockRow) -> str:
-    return escape_human(row.holder or "")
+    return escape_human(row.holder or "") or "''"
 
 
 def until(row: LockRow) -> str:
@@ -83,7 +82,12 @@ def finish(inv: Invocation, verb: str, text: str, result: LeaseResult, code: int
     """Say the result, write it where a format was asked for, and end with its exit code."""
     inv.say(sentence(verb, text, result))
     if inv.shared.format is not None:
-        with suppress(BrokenPipeError):  # the change was made: its exit code stands
+        try:
             inv.result(result)
+        except BrokenPipeError:
+            pass  # the change was made: its exit code stands
+        except OSError as error:
+            done = sentence(verb, text, result)
+            raise LockctlError(f"{done}; the result could not be written ({error.strerror or error})") from None
     if code:
         raise typer.Exit(code)

@@ -171,3 +171,38 @@ def test_the_locale_does_not_change_what_programs_read(odd: str) -> None:
         check=True,
     )
     assert sorted(row["key"][0] for row in json.loads(done.stdout.decode("utf-8"))) == sorted(KEYS)
+
+
+def test_an_error_is_json_in_every_encoding(dsn: str) -> None:
+    for encoding in ("ascii", "latin-1", "utf-8"):
+        done = subprocess.run(
+            [*LOCKCTL, "-f", "json", "check", "nope漢é", "k"],
+            env=clean_env(dsn, {"PYTHONIOENCODING": encoding}),
+            capture_output=True,
+            check=False,
+        )
+        assert "nope漢é" in json.loads(done.stderr.decode("utf-8"))["message"], encoding
+
+
+def test_a_change_whose_result_can_not_be_written_is_told(dsn: str) -> None:
+    """Exit 1 alone would look as if nothing had been done."""
+    run_quick("acquire", "ffdb_locks", "nightly", "--holder", "me", dsn=dsn)
+    with open("/dev/full", "wb") as full:  # noqa: PTH123 (a device)
+        done = subprocess.run(
+            [*LOCKCTL, "-f", "json", "release", "ffdb_locks", "nightly", "--holder", "me"],
+            env=clean_env(dsn),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+        told = json.loads(done.stderr)["message"]
+        assert done.returncode == 1
+        assert "released ffdb_locks nightly" in told
+        assert "No space left" in told
+        listed = subprocess.run(
+            [*LOCKCTL, "tables"], env=clean_env(dsn), stdout=full, stderr=subprocess.PIPE, check=False
+        )
+        assert (listed.returncode, listed.stderr) == (
+            1,
+            b"lockctl: standard output can't be written: No space left on device\n",
+        )
