@@ -13,6 +13,8 @@ _UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 _SHAPE = "".join(rf"(?:(?P<{unit}>[0-9]+){unit})?" for unit in _UNITS_MS)
 LONGEST_MS = 36_500 * _UNITS_MS["d"]
 """A hundred years: more is a typing error, and every expiry type can still hold it."""
+_LONGEST_TEXT = 100
+"""Python refuses to read numbers of thousands of digits."""
 
 
 def parse(text: str, *, zero: bool = False) -> int:
@@ -21,6 +23,8 @@ def parse(text: str, *, zero: bool = False) -> int:
     Raises UsageError for a bare number, an unknown or repeated unit, a sign, nought or a duration over a century.
     """
     word = text.strip()
+    if len(word) > _LONGEST_TEXT:
+        raise UsageError(f"duration {word[:20]!r}… is too long", hint="the longest is 36500d")
     if re.fullmatch(r"[+-]?[0-9]+(\.[0-9]+)?", word):
         if zero and int(float(word)) == 0 and float(word) == 0:
             return 0

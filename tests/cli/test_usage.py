@@ -171,3 +171,16 @@ def test_a_value_that_the_column_cannot_take_is_refused_before_anything_happens(
     assert "takes" in done.stderr
     after = run_quick("-f", "json", "inspect", dsn=dsn).json()
     assert [(row["key"], row["expires_at"]) for row in after] == [(row["key"], row["expires_at"]) for row in before]
+
+
+def test_text_that_is_no_utf8_is_a_bad_argument_wherever_it_stands(dsn: str) -> None:
+    for line in (
+        ["tables", "--schema", "a\udcff"],
+        ["inspect", "ffdb_locks", "--holder", "a\udcff"],
+        ["check", "ffdb_locks", "a\udcff"],
+        ["acquire", "ffdb_locks", "k", "--holder", "a\udcff"],
+        ["runs", "show", "a\udcff"],
+        ["work", "revive", "a\udcff", "--source", "run_store", "--yes"],
+    ):
+        done = run_quick(*line, dsn=dsn)
+        assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False), (line, done.stderr)

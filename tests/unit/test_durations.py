@@ -59,6 +59,10 @@ def test_more_than_a_century_is_a_typing_error() -> None:
         durations.parse("36501d")
     with pytest.raises(UsageError, match="too long"):
         durations.parse("9" * 100 + "s")
+    for zero in (False, True):
+        for unit in ("s", ".0", ""):
+            with pytest.raises(UsageError, match="too long"):
+                durations.parse("9" * 5_000 + unit, zero=zero)
 
 
 @given(st.integers(min_value=1, max_value=durations.LONGEST_MS))
