@@ -46,6 +46,11 @@ def check(command: str) -> None:
 
 def _cannot(command: str, error: OSError) -> LockctlError:
     if isinstance(error, FileNotFoundError):
+        if "/" in command and Path(command).is_file():
+            return NotFoundError(
+                f"{command} can't be executed: the interpreter that it names was not found",
+                hint="see its first line (#!…), which must not end in a carriage return, or `file` for a binary",
+            )
         return NotFoundError(f"command not found: {command}")
     return NotExecutableError(f"{command} can't be executed: {error.strerror or 'permission denied'}")
 

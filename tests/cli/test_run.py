@@ -44,6 +44,18 @@ def test_a_file_that_the_kernel_refuses_is_not_executable_and_the_lease_is_given
     assert row(conn, "nightly") is None
 
 
+def test_a_script_whose_interpreter_is_missing_is_not_said_to_be_missing_itself(
+    dsn: str, conn: psycopg.Connection, tmp_path: Path
+) -> None:
+    """As with the line ends of another system: `#!/bin/sh\\r`."""
+    script = tmp_path / "script"
+    script.write_bytes(b"#!/bin/sh\r\ntrue\r\n")
+    script.chmod(0o755)
+    done = run_lockctl("run", "ffdb_locks", "nightly", "--", str(script), dsn=dsn)
+    assert (done.returncode, "interpreter" in done.stderr, "carriage return" in done.stderr) == (127, True, True)
+    assert row(conn, "nightly") is None
+
+
 def test_what_follows_the_dashes_is_the_commands_untouched(dsn: str) -> None:
     words = ["--ttl", "-x", "", "a b", "--", "[blue]", "--dsn=x"]
     done = run_lockctl("run", "ffdb_locks", "nightly", "--", "printf", "%s|", *words, dsn=dsn)
