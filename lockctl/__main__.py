@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 
@@ -19,7 +20,8 @@ def main() -> None:
     code = run(sys.argv[1:])
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)  # the work is done, and its exit code stands
-    sys.exit(code)
+    # Everything is closed and written: taking the interpreter apart would be a sixth of a one-shot command's time.
+    os._exit(code)
 
 
 if __name__ == "__main__":
