@@ -47,7 +47,7 @@ class Database:
             host = socket.gethostname().encode("ascii", "replace").decode()[:20]
             self.name = f"lockctl {self.command} {os.getpid()}.{os.urandom(3).hex()}@{host}"
 
-    def settings(self, *, read_only: bool) -> dict[str, str]:
+    def settings(self) -> dict[str, str]:
         """The server's settings of every session, by name."""
         settings = {
             "TimeZone": "UTC",
@@ -63,9 +63,6 @@ class Database:
         }
         if not self.durable:
             settings["synchronous_commit"] = "off"
-        if read_only:
-            # Only ever tightened: a role that is read-only by default stays so.
-            settings["default_transaction_read_only"] = "on"
         return settings
 
     def connect(self, *, read_only: bool = False, raw_times: bool = True, role: str = "") -> Session:
@@ -75,7 +72,7 @@ class Database:
         marks a helper session in its name. Raises UnreachableError, UsageError or DeniedError.
         """
         params = conninfo.parse(self.dsn, self.source)
-        settings = self.settings(read_only=read_only)
+        settings = self.settings()
         deadline = self._connect_deadline()
         try:
             conn = self._open(params, {**settings, MARK: "1"}, deadline, role)

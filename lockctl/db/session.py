@@ -35,6 +35,9 @@ _NEWER = {
     170000: (("transaction_timeout", "0"),),
 }
 """Settings by the version that brought them: as startup options they would be fatal where they are unknown."""
+_READ_ONLY = ("default_transaction_read_only", "on")
+"""Only ever tightened: a role that is read-only by default stays so. No startup option either: libpq would take the
+server for read-only, and choose the wrong one of several by target_session_attrs."""
 _FIRST_SAMPLE = 0.2
 _NEXT_SAMPLE = 0.5
 _CANCEL_GRACE = 3.0
@@ -77,17 +80,19 @@ class Session:
         """Read back whether the startup options arrived, and set what can't be one of them."""
         mark = sql.SQL("current_setting({}, true)").format(sql.Literal(MARK))
         version = self.conn.info.server_version
-        newer = [pair for since, pairs in _NEWER.items() if version >= since for pair in pairs]
-        calls = [sql.SQL("set_config({}, {}, false)").format(*map(sql.Literal, pair)) for pair in newer]
+        pairs = [pair for since, newer in _NEWER.items() if version >= since for pair in newer]
+        if self.read_only:
+            pairs.append(_READ_ONLY)
+        calls = [sql.SQL("set_config({}, {}, false)").format(*map(sql.Literal, pair)) for pair in pairs]
         check = sql.SQL("CASE WHEN {} = '1' THEN ARRAY[{}]::text[] END").format(mark, sql.SQL(", ").join(calls))
         self.conn.on_wait = self._tick
         self.begin_statement()
         try:
             row = self.conn.execute(sql.SQL("SELECT {}, {}").format(mark, check)).fetchone()
-        except psycopg.errors.FeatureNotSupported:
-            row = ("1", None)
-        except psycopg.errors.InvalidParameterValue:
-            row = ("1", None)  # not available on this server's platform
+        except (psycopg.errors.FeatureNotSupported, psycopg.errors.InvalidParameterValue):
+            row = ("1", None)  # one of them is not available on this server's platform
+            if self.read_only:
+                self.conn.execute("SELECT set_config(%s, %s, false)", _READ_ONLY)
         except psycopg.Error as error:
             raise self.failure(error, None) from None
         self.pooled = row is None or row[0] != "1"

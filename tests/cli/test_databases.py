@@ -200,3 +200,23 @@ def test_a_schema_comes_from_the_profile_or_the_option(empty_dsn: str, tmp_path:
     assert relation("--schema", "two") == "two.verrou"
     gone = run_quick("check", "verrou", "k", dsn=empty_dsn)
     assert (gone.returncode, "one, two" in gone.stderr, "--schema" in gone.stderr) == (8, True, True)
+
+
+def test_what_the_server_must_be_is_asked_of_the_server(dsn: str, server: Server) -> None:
+    """Commands that only read make their own sessions read-only, and libpq must not take that for a standby."""
+    hosts = f"/nonexistent,{server.socket_dir}"
+    for attribute in ("read-write", "primary", "any", "prefer-standby"):
+        several = make_conninfo(
+            dsn, host=hosts, hostaddr="", port=f"5432,{server.port}", target_session_attrs=attribute
+        )
+        for line in (
+            "tables",
+            "inspect",
+            "acquire ffdb_locks nightly --holder me",
+            "release ffdb_locks nightly --holder me",
+        ):
+            done = run_quick(*line.split(), dsn=several)
+            assert done.returncode == 0, (attribute, line, done.stderr)
+    for attribute in ("read-only", "standby"):
+        several = make_conninfo(dsn, target_session_attrs=attribute)
+        assert run_quick("tables", dsn=several).returncode == 6, attribute
