@@ -192,7 +192,8 @@ def force_expire(
     locked = about.locked_table(session, inv.schema)
     result = _forced(inv, session, locked, about, holder, reason, verb="force-expire")
     if result.outcome == "expired" and about.table.after_force:
-        inv.say(f"note: {about.table.after_force}")
+        if inv.shared.yes:  # otherwise the question came with it
+            inv.say(f"note: {about.table.after_force}")
         result = replace(result, note=about.table.after_force)
     if result.outcome == "expired" and watch_ms is not None:
         from lockctl.leases.line import Line
