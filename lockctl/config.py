@@ -75,7 +75,7 @@ def load(explicit: str | None) -> Config:
     if path is None:
         return Config()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"there is no configuration file {path}", hint="check --config or LOCKCTL_CONFIG") from None
     except (OSError, UnicodeError) as error:
@@ -156,12 +156,21 @@ def _table(config: Config, name: str, entry: Any) -> LockTable:
                 config.fail(f"{key}: {error.message}", *at, key, hint=error.hint)
     base = _base(config, name, entry)
     if base is not None:
-        return base._replace(name=name, **values)
+        return _distinct(config, base._replace(name=name, **values))
     if missing := [key for key in ("relation", "key", "holder", "expires") if key not in values]:
         config.fail(
             f"table {name!r} lacks {', '.join(missing)}", *at, hint="give them, or like = NAME of a built-in table"
         )
-    return LockTable(name=name, **values)
+    return _distinct(config, LockTable(name=name, **values))
+
+
+def _distinct(config: Config, table: LockTable) -> LockTable:
+    """`table`, whose columns must each have one meaning."""
+    names = [name for name in (*table.key, table.holder, table.expires, table.created, table.updated) if name]
+    for column in names:
+        if names.count(column) > 1:
+            config.fail(f"column {column!r} of table {table.name!r} has two meanings", "tables", table.name)
+    return table
 
 
 def _base(config: Config, name: str, entry: Mapping[str, Any]) -> LockTable | None:

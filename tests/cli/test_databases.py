@@ -167,10 +167,13 @@ def test_a_broken_other_profile_stops_nobody(dsn: str, tmp_path: Path) -> None:
         ("[tables.x]\nlike = 'verrou'\nrelation = 'a.b.c'\n", 3),
         ("[tables.x]\nlike = 'verrou'\nrelation = '\"open'\n", 3),
         ("[tables]\nx = 1\n", 2),
+        ("[tables.x]\nlike = 'verrou'\nkey = ['k', 'k']\n", 1),
+        ("\n[tables.x]\nlike = 'verrou'\nholder = 'expiration'\n", 2),
+        ("\ufeff[tables]\nx = 1\n", 2),
     ],
 )
 def test_a_wrong_configuration_is_a_usage_error_with_file_and_line(tmp_path: Path, text: str, line: int) -> None:
-    (tmp_path / "lockctl.toml").write_text(text)
+    (tmp_path / "lockctl.toml").write_text(text, encoding="utf-8")
     done = run_quick("tables", dsn="host=/nonexistent", cwd=tmp_path)
     assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False)
     assert f"lockctl.toml:{line}: " in done.stderr, done.stderr
