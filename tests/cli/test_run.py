@@ -376,7 +376,7 @@ def test_a_lockctl_that_is_stopped_does_not_keep_its_command_past_the_expiry(
 def test_no_guard_is_left_after_a_run(dsn: str) -> None:
     with running(dsn, "nightly", "true") as process:
         ended(process)
-        assert not [each for each in psutil.process_iter() if each.ppid() == process.pid]
+        assert not [each for each in psutil.process_iter(["ppid"]) if each.info["ppid"] == process.pid]
 
 
 def test_a_command_with_its_own_background_group_member_gone_costs_no_wait(dsn: str) -> None:
