@@ -170,7 +170,7 @@ def test_case_14_term_between_the_grant_and_its_answer_starts_no_command_and_lea
     ran = tmp_path / "ran"
     with running(proxy.dsn(dsn), "nightly", "touch", str(ran)) as process:
         until(lambda: proxy.connections > 1 and len(proxy.messages(Side.SERVER, 1)) >= answers[1], what="the start")
-        proxy.delay(3)  # longer than a busy machine takes to see the row and send the signal
+        proxy.delay(0.5)  # for each message: the whole answer takes longer than seeing the row and sending the signal
         until(lambda: row(conn, "nightly"), what="the grant")
         kill(process, signal.SIGTERM)
         proxy.delay(0)
