@@ -197,14 +197,18 @@ def _guard_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+# A terminal that goes away ends a command as an interrupt does: a lease that was just granted is given back.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 def _catch_signals() -> None:
     def interrupt(signum: int, _frame: Any) -> None:
         # The first one ends the command; while it cleans up, more of them change nothing.
-        for each in (signal.SIGINT, signal.SIGTERM):
+        for each in _ENDING:
             signal.signal(each, signal.SIG_IGN)
         raise Interrupted(signum)
 
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    for signum in _ENDING:
         if signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, interrupt)
 

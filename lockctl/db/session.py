@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
 
-from lockctl import clock, durations
-from lockctl.db import failures
+from lockctl import clock
+from lockctl.db import failures, refusals
 from lockctl.db.connection import Connection
 from lockctl.db.percents import percents
+from lockctl.db.refusals import Needs
 from lockctl.errors import BlockedError, DeniedError, LockctlError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
@@ -41,14 +42,6 @@ server for read-only, and choose the wrong one of several by target_session_attr
 _FIRST_SAMPLE = 0.2
 _NEXT_SAMPLE = 0.5
 _CANCEL_GRACE = 3.0
-
-
-class Needs(NamedTuple):
-    """The privileges that a statement needs on a table, to name the missing one when the server refuses."""
-
-    relation: str
-    oid: int
-    privileges: tuple[str, ...]
 
 
 class Session:
@@ -278,50 +271,14 @@ class Session:
         """The error of ours for what a statement on this connection raised."""
         failure = failures.translate(error, closed=self.closed)
         if isinstance(failure, BlockedError):
-            return self._blocked(failure)
+            passed = f"the deadline passed{self._whose_deadline}" if self._cancelled_at is not None else None
+            return refusals.blocked(failure, self.blockers, passed)
         if isinstance(failure, DeniedError) and needs is not None and not self.closed:
-            return self._denied(failure, needs)
+            return refusals.denied(self, failure, needs)
         if isinstance(failure, UnreachableError) and self._cancelled_at is not None:
             return UnreachableError(f"the server did not answer{self._whose_deadline}")
         return failure
 
-    def _blocked(self, failure: BlockedError) -> BlockedError:
-        message, cause = failure.message, failure.cause
-        if self._cancelled_at is not None:
-            message, cause = f"the deadline passed{self._whose_deadline}", "deadline"
-        if self.blockers:
-            message += "; blocked by " + ", ".join(describe(blocker) for blocker in self.blockers)
-        return BlockedError(message, hint="see `lockctl blockers`", cause=cause, blockers=list(self.blockers))
-
     @property
     def _whose_deadline(self) -> str:
         return " (--timeout)" if self._deadline is self.database.deadline else ""
-
-    def _denied(self, failure: DeniedError, needs: Needs) -> DeniedError:
-        with suppress(LockctlError):
-            asked = ", ".join(f"'{privilege}'" for privilege in needs.privileges)
-            rows = self.query(
-                f"SELECT p, current_user::text FROM unnest(ARRAY[{asked}]::text[]) AS p"
-                " WHERE NOT has_table_privilege(%s::oid, p)",
-                (needs.oid,),
-            )
-            if rows:
-                missing, role = ", ".join(row[0] for row in rows), rows[0][1]
-                return DeniedError(
-                    f"role {role} lacks {missing} on {needs.relation}",
-                    hint=f'the owner can run: GRANT {missing} ON {needs.relation} TO "{role}"',
-                )
-        if "schema" in failure.message:
-            schema = needs.relation.rpartition(".")[0]
-            return DeniedError(f"{failure.message}: USAGE on schema {schema} is missing", hint=failure.hint)
-        return failure
-
-
-def describe(blocker: Blocker) -> str:
-    """A blocking session in a few words: pid, user, application, state and the age of its transaction."""
-    if blocker.kind == "prepared":
-        return f"prepared transaction {blocker.gid!r} (end it with ROLLBACK PREPARED)"
-    words = [blocker.user or "?", blocker.application or "no application name", blocker.state or blocker.kind]
-    if blocker.xact_age_ms is not None:
-        words.append(f"transaction open for {durations.show(blocker.xact_age_ms)}")
-    return f"pid {blocker.pid} ({', '.join(words)})"
