@@ -76,7 +76,7 @@ def run(
     running.check_ttl(ttl_ms)
     terms = running.Terms(ttl_ms, duration("--kill-after", kill_after), keep, let_live)
     child.check(argv[0])
-    _catch_more()
+    _catch_quit()
 
     from lockctl.leases.events import Events
     from lockctl.leases.line import Line
@@ -106,12 +106,11 @@ def run(
 run.command_class = PassThrough  # type: ignore[attr-defined]
 
 
-def _catch_more() -> None:
-    """Until the command runs, HUP and QUIT end us as INT and TERM do: with whatever was granted given back."""
+def _catch_quit() -> None:
+    """Until the command runs, QUIT too ends us as TERM does: with whatever was granted given back."""
     handler = signal.getsignal(signal.SIGTERM)
-    for number in (signal.SIGHUP, signal.SIGQUIT):
-        if callable(handler) and signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, handler)
+    if callable(handler) and signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL:
+        signal.signal(signal.SIGQUIT, handler)
 
 
 def _acquire(
