@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from lockctl.db import Needs, Session
-from lockctl.errors import BehindError
+from lockctl.db.relations import quote
+from lockctl.errors import BehindError, DeniedError
 
 VERSION_TABLE = "lockctl_alembic_version"
 _MARK = "created by lockctl (revision "
@@ -87,6 +88,28 @@ def creation_schema(session: Session, schema: str | None) -> str:
     if found is None:
         raise _no_schema(schema)
     return found
+
+
+def may_create(session: Session, schema: str) -> None:
+    """Raise DeniedError, which names the role and the privilege, unless tables may be created in `schema`."""
+    may, role = session.one("SELECT has_schema_privilege(%s, 'CREATE'), current_user::text", (schema,))
+    if not may:
+        raise DeniedError(
+            f"role {role} lacks CREATE on schema {quote(schema)}",
+            hint=f"its owner can run: GRANT CREATE ON SCHEMA {quote(schema)} TO {quote(role)}",
+        )
+
+
+def may_create_schema(session: Session) -> None:
+    """Raise DeniedError, which names the role and the privilege, unless a schema may be created here."""
+    may, role, name = session.one(
+        "SELECT has_database_privilege(current_database(), 'CREATE'), current_user::text, current_database()::text"
+    )
+    if not may:
+        raise DeniedError(
+            f"role {role} lacks CREATE on database {quote(name)}",
+            hint=f"its owner can run: GRANT CREATE ON DATABASE {quote(name)} TO {quote(role)}",
+        )
 
 
 def revisions(session: Session, book: Book) -> tuple[str, ...]:

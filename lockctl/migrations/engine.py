@@ -123,7 +123,7 @@ class Engine:
                         return self._end(step, progress, signal, [])
                     if not deadline.passed or monitor.gone():
                         continue
-                return self._end(step, progress, _counted(failure, number), left)
+                return self._end(step, progress, self._counted(failure, number, deadline), left)
             except Interrupted as signal:
                 progress.waited_ms += monitor.waited_ms
                 return self._end(step, progress, signal, attempt.left_behind())
@@ -147,10 +147,11 @@ class Engine:
         deadline: clock.Deadline,
     ) -> None:
         left = deadline.remaining()
-        seconds = min(backoff.length(number), left if left is not None else backoff.LONGEST_S)
-        message = (
-            f"{failure.message}; next attempt in {durations.show(max(1, round(seconds * 1000)))} or when that ends"
-        )
+        seconds = backoff.length(number)
+        when = "next attempt in {} or when that ends"
+        if left is not None and left <= seconds:
+            seconds, when = left, "--deadline is near: another attempt only if that ends within {}"
+        message = f"{failure.message}; {when.format(durations.show(max(1, round(seconds * 1000))))}"
         self.notify(
             Event(
                 "retry",
@@ -181,6 +182,17 @@ class Engine:
         self.notify(Event("blocked" if isinstance(error, BlockedError) else "failed", error.message, step.name))
         return False
 
+    def _counted(self, failure: LockctlError, number: int, deadline: clock.Deadline) -> LockctlError:
+        """`failure` with how many attempts there were, and why there were no more of them than --retries."""
+        if not isinstance(failure, BlockedError):
+            return failure
+        attempts = f"after {number} attempt{'s' * (number > 1)}"
+        if failure.cause in RETRIED and number <= self.policy.retries and deadline.passed:
+            attempts += f" (--deadline {durations.show(self.policy.deadline_ms)} is over)"
+        elif number == 1:
+            return failure
+        return BlockedError(f"{attempts}: {failure.message}", hint=failure.hint, cause=failure.cause, **failure.details)
+
     def _advise(self, monitor: Monitor) -> None:
         """A lock timeout that is too short for the server to send an autovacuum away is worth a word.
 
@@ -200,10 +212,3 @@ class Engine:
 def _title(step: Step, place: tuple[int, int], number: int) -> str:
     attempt = f", attempt {number}" if number > 1 else ""
     return f"step {place[0]} of {place[1]}{attempt}: {step.title}"
-
-
-def _counted(failure: LockctlError, number: int) -> LockctlError:
-    if isinstance(failure, BlockedError) and number > 1:
-        message = f"after {number} attempts: {failure.message}"
-        return BlockedError(message, hint=failure.hint, cause=failure.cause, **failure.details)
-    return failure

@@ -35,7 +35,7 @@ from lockctl.migrations.watchdog import Watchdog
 
 _GRACE_S = 2.0
 _CHECK_EVERY_S = 15.0
-# A command that was quicker may have come and gone between two looks, and can't have waited long.
+# The sessions of a quick command may have come and gone between two looks.
 _UNSEEN_S = 1.0
 # What runners print of 55P03 and 40P01, in English or as the code; the watchdog knows where they print neither.
 _LOCK_WORDS = re.compile(rb"lock timeout|\b55P03\b|deadlock detected|\b40P01\b")
@@ -177,7 +177,8 @@ class _Work:
             command.end()
             self.output(command.rest())
             self._clear(dog, attempt.notify)
-        if not dog.seen and clock.now() - started > _UNSEEN_S:
+        # What ended within the lock timeout has made nobody wait longer, seen or not.
+        if not dog.seen and clock.now() - started > max(_UNSEEN_S, attempt.limits.lock_timeout_ms / 1000):
             attempt.notify(
                 Event(
                     "warning",

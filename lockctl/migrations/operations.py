@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lockctl.catalog import Catalog
 from lockctl.db import Session
-from lockctl.errors import BehindError, BusyError, LockctlError, UsageError
+from lockctl.errors import BehindError, BusyError, Interrupted, LockctlError, UnreachableError, UsageError
 from lockctl.migrations import bookkeeping, bridge, runner, tables
 from lockctl.migrations.attempts import Attempt
 from lockctl.migrations.engine import Engine, Progress, Step
 from lockctl.migrations.policy import Limits, Policy
-from lockctl.migrations.records import MigrationResult, MigrationRun, Notify, Revision, Verification, quiet
+from lockctl.migrations.records import Event, MigrationResult, MigrationRun, Notify, Revision, Verification, quiet
 from lockctl.migrations.scripts import Scripts, config
 
 if TYPE_CHECKING:
@@ -216,14 +217,30 @@ def _step(scripts: Scripts, scope: tables.Scope, step: RevisionStep) -> Step:
     up = step.is_upgrade
 
     def run(attempt: Attempt) -> None:
+        told: list[Event] = []
+
+        def notify(event: Event) -> None:
+            told.append(event)
+            scope.notify(event)
+
         def plan(_found: Any, _context: Any) -> list[RevisionStep]:
             attempt.body = True
             return [step]
 
-        with bridge.connection(attempt) as connection:
-            attributes = scripts.config.attributes
-            attributes.update({"connection": connection, tables.ATTRIBUTE: scope, "raise_ours": True})
-            _environment(scripts, plan)
+        book = bookkeeping.locate(attempt.session, scope.schema)
+        if book.oid is None:
+            bookkeeping.may_create(attempt.session, book.schema)
+        try:
+            with bridge.connection(attempt) as connection:
+                attributes = scripts.config.attributes
+                here = replace(scope, notify=notify)
+                attributes.update({"connection": connection, tables.ATTRIBUTE: here, "raise_ours": True})
+                _environment(scripts, plan)
+        except (LockctlError, Interrupted) as error:
+            if told and not attempt.stands and not isinstance(error, UnreachableError):
+                # What was told as done has been undone.
+                scope.notify(Event("undone", f"{revision} rolled back: nothing of it stands", revision, attempt.number))
+            raise
 
     return Step(revision, f"{'up to' if up else 'down from'} {revision}: {scripts.doc(revision)}", run)
 

@@ -67,11 +67,12 @@ class Verification:
 class Event:
     """Something that happened during a migration, told as it happens.
 
-    `event` is `step` (an attempt begins), `created`, `adopted`, `dropped`, `left` (a table, an index), `committed`,
-    `blocked`, `failed`, `partial` or `interrupted` (a step), `waiting` (for whom; again when that changes), `retry` (an
-    attempt ended at a lock, another follows), `runner` (about the runner's lock), `cancelled`, `terminated`, `spared`
-    (what --on-block did), `warning`. `progress` comes ten times a second while something is waited for, and is for a
-    line that is kept up to date on a terminal, not for a log.
+    `event` is `step` (an attempt begins), `created`, `adopted`, `dropped`, `left` (a table, an index), `undone` (what
+    this attempt told of them), `committed`, `blocked`, `failed`, `partial` or `interrupted` (a step), `waiting` (for
+    whom; again when that changes), `retry` (an attempt ended at a lock, another follows), `runner` (about the runner's
+    lock), `cancelled`, `terminated`, `spared` (what --on-block did), `output` (a line that somebody else's code
+    printed), `warning`. `progress` comes ten times a second while something is waited for, and is for a line that is
+    kept up to date on a terminal, not for a log.
 
     `step` of `steps` counts from 1; `waited_ms` is what this attempt has waited for locks so far.
     """

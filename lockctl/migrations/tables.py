@@ -164,6 +164,7 @@ def _create(scope: Scope, session: Session, table: Table, revision: str) -> None
     if table.schema is not None:
         _create_schema(scope, session, table.schema, revision)
     schema = table.schema or bookkeeping.creation_schema(session, scope.schema)
+    bookkeeping.may_create(session, schema)
     for statement in offline.statements(table, sql.Identifier(schema, table.name), revision):
         session.query(statement)
     scope.notify(Event("created", f"{quote(schema)}.{quote(table.name)} created", revision))
@@ -172,6 +173,7 @@ def _create(scope: Scope, session: Session, table: Table, revision: str) -> None
 def _create_schema(scope: Scope, session: Session, schema: str, revision: str) -> None:
     if session.query("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,)):
         return
+    bookkeeping.may_create_schema(session)
     for statement in offline.schema_statements(schema, revision):
         session.query(statement)
     scope.notify(Event("created", f"schema {quote(schema)} created", revision))

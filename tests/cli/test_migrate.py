@@ -129,6 +129,17 @@ def test_blocked_is_a_result_and_an_error_that_names_the_blocker(dsn: str) -> No
     assert "forgotten psql" in error["message"]
 
 
+def test_what_was_told_as_done_and_then_rolled_back_is_taken_back(dsn: str) -> None:
+    with psycopg.connect(dsn) as idle:
+        idle.execute("SELECT count(*) FROM run_store.runs")
+        words = ("migrate", "downgrade", "runs@base", "-y", "--lock-timeout", "900ms", "--retries", "0")
+        done = run_lockctl(*words, dsn=dsn)
+    assert done.returncode == 7
+    told = done.stderr.splitlines()
+    dropped, undone = "lockctl: run_store.work dropped", "lockctl: runs_0001 rolled back: nothing of it stands"
+    assert told.index(dropped) < told.index(undone)
+
+
 def test_an_interrupted_migration_leaves_nobody_waiting(dsn: str, conn: Conn) -> None:
     with psycopg.connect(dsn) as idle:
         idle.execute("SELECT count(*) FROM verrou")

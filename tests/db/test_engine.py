@@ -76,6 +76,9 @@ def test_no_attempt_begins_after_the_deadline(empty_dsn: str, conn: Conn) -> Non
         assert time.monotonic() - started < 6
     assert progress.outcome == "blocked"
     assert progress.attempts > 1
+    # Why there were no more of them, although --retries allows it.
+    assert isinstance(progress.error, BlockedError)
+    assert progress.error.message.startswith(f"after {progress.attempts} attempts (--deadline 1.5s is over): gave up")
 
 
 def test_the_pause_ends_when_the_blocker_does(empty_dsn: str, conn: Conn, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,11 @@ def test_the_first_error_stops_it_and_names_the_line(empty_dsn: str, conn: Conn)
     assert failed.error.message == 'f.sql, line 3: relation "missing" does not exist (SQLSTATE 42P01)'
     assert version(conn) == 2
     assert conn.execute("SELECT to_regclass('x')").fetchone() == (None,)
+    assert failed.error.hint == "go on with --from-step 2"
+    # Where nothing stands there is nothing to go on from.
+    whole = run(empty_dsn, "CREATE TABLE x ();\nALTER TABLE missing ADD c int;")
+    assert isinstance(whole.error, LockctlError)
+    assert (whole.result.steps, whole.error.hint) == ((), None)
 
 
 def test_an_index_that_could_not_be_built_is_partial_and_is_rebuilt_by_the_next_run(empty_dsn: str, conn: Conn) -> None:

@@ -141,9 +141,15 @@ def test_a_missing_privilege_is_named(empty_dsn: str, admin: Conn) -> None:
             with Database(run_dsn, "the test", "migrate").connect(raw_times=False) as session:
                 run = operations.upgrade(session, "ffdb@head")
             assert isinstance(run.error, DeniedError)
-            assert "schema public" in run.error.message
+            assert run.error.message == f"role {role[0]} lacks CREATE on schema public"
+            assert run.error.hint == f"its owner can run: GRANT CREATE ON SCHEMA public TO {role[0]}"
+            owner.execute(f"GRANT CREATE ON SCHEMA public TO {role[0]}")
+            with Database(run_dsn, "the test", "migrate").connect(raw_times=False) as session:
+                run = operations.upgrade(session, "runs@head")
+            assert isinstance(run.error, DeniedError)
+            assert f"role {role[0]} lacks CREATE on database" in run.error.message
         finally:
-            owner.execute(f"DROP ROLE {role[0]}")
+            owner.execute(f"DROP OWNED BY {role[0]}; DROP ROLE {role[0]}")
 
 
 def test_through_a_pooler_in_transaction_mode(pgbouncer_dsn: str) -> None:
