@@ -95,6 +95,8 @@ def execute(
     child.check(argv[0])
     name = Path(argv[0]).name
     before: str | None = None
+    # A word that names no column is told before anything is run.
+    versions.missing(session, expectation.columns)
     try:
         with runner.held(session.database, policy, notify) as lock:
             preflight.check(session, policy, notify, relation=expectation.relation, no_clients=no_clients)

@@ -7,7 +7,9 @@ out before it connects; its migrations run as a command of their own then (see `
 
 from __future__ import annotations
 
+import configparser
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -64,8 +66,26 @@ class Environment:
         self.config = Config(str(file))
         try:
             self.directory: ScriptDirectory = ScriptDirectory.from_config(self.config)
-        except CommandError as error:
-            raise UsageError(f"{file}: {' '.join(str(error).split())}") from None
+        except (CommandError, configparser.Error, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"{file}: {' '.join(str(error).split())}", hint="-c takes the alembic.ini of the environment"
+            ) from None
+        self._read()
+
+    def _read(self) -> None:
+        """Read the revisions' files, which are code, too. Raises LockctlError for one that can't be run, and for a
+        revision that is missing."""
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                with _guest(self.output):
+                    list(self.directory.walk_revisions())
+            except Exception as error:
+                # Alembic warns of a missing revision, and then stumbles over it.
+                missing = [str(each.message) for each in said if "is not present" in str(each.message)]
+                if missing:
+                    raise LockctlError(f"{self.file}: {'; '.join(missing)}") from error
+                raise
 
     # -- running it -------------------------------------------------------------------------------------------------
 
@@ -142,7 +162,7 @@ class Environment:
         from alembic.runtime.environment import EnvironmentContext
 
         self.config.output_buffer = io.StringIO()
-        with bridge.plain(), _guest(self.output):
+        with bridge.plain(), logs.no_progress(), _guest(self.output):
             how: dict[str, Any] = {"as_sql": True, "starting_rev": tuple(start) or None, "destination_rev": "heads"}
             with EnvironmentContext(self.config, self.directory, fn=lambda _found, _context: steps(), **how):
                 self.directory.run_env()

@@ -281,6 +281,24 @@ def test_an_environment_that_fails_by_itself_says_so(session: Session, conn: Con
     assert "migrate exec -- alembic" in str(failed.value.hint)
     with pytest.raises(UsageError, match="no alembic configuration"):
         elsewhere.upgrade(session, ini.parent / "missing.ini")
+    with pytest.raises(UsageError, match="no section headers"):
+        elsewhere.upgrade(session, ini.parent / "migrations" / "env.py")
+
+
+def test_revisions_that_cant_be_read_are_told_as_what_they_are(
+    session: Session, ini: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alembics.revision(ini, "three", "gone", "pass")
+    with pytest.raises(LockctlError, match="Revision gone referenced from gone -> three"):
+        elsewhere.upgrade(session, ini)
+    three = ini.parent / "migrations" / "versions" / "three.py"
+    three.write_text("def (")
+    with pytest.raises(LockctlError, match=r"failed by itself: SyntaxError: .*three\.py"):
+        elsewhere.verify(session, ini)
+    alembics.revision(ini, "three", "two", "pass")
+    three.write_text("print('three prints this')\n" + three.read_text())
+    elsewhere.sql(ini)
+    assert capsys.readouterr().out == ""
 
 
 def test_an_error_of_its_statements_is_told_in_the_servers_words(session: Session, conn: Conn, ini: Path) -> None:

@@ -18,6 +18,7 @@ from lockctl.errors import (
     BlockedError,
     LockctlError,
     PartialError,
+    UsageError,
 )
 from lockctl.leases.child import NotFoundError
 from lockctl.migrations.execute import Expectation, execute
@@ -350,6 +351,12 @@ def test_more_than_one_version_row_is_an_error_before_the_command_runs(dsn: str,
     conn.execute("INSERT INTO version VALUES (2)")
     with pytest.raises(LockctlError, match=r"holds 2 rows \(1, 2\)"):
         play(dsn, client(dsn, ALTER), expectation=TO_2)
+    assert not altered(conn)
+
+
+def test_an_expected_column_that_is_none_is_an_error_before_the_command_runs(dsn: str, conn: Conn) -> None:
+    with pytest.raises(UsageError, match="'nodots' is no column"):
+        play(dsn, client(dsn, ALTER), expectation=Expectation(columns=("nodots",)))
     assert not altered(conn)
 
 
