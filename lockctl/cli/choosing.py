@@ -28,7 +28,10 @@ def present(
         for table in chosen:
             yield LockedTable.of(describe(session, table, inv.schema))
         return
-    for found in look(session, chosen, inv.schema):
+    all_found = look(session, chosen, inv.schema)
+    if not any(found.present for found in all_found):
+        inv.say("this database has none of the lock tables that lockctl knows: see `lockctl tables`, --schema")
+    for found in all_found:
         if found.present:
             try:
                 yield LockedTable.of(found.shape())
