@@ -175,9 +175,13 @@ def _migrate(session: Session, plan: Plan, scope: tables.Scope, policy: Policy) 
     try:
         with runner.held(session.database, policy, scope.notify) as lock:
             found = bookkeeping.revisions(session, bookkeeping.locate(session, scope.schema))
-            steps = [_step(scripts, scope, step) for step in plan(scripts, found)]
+            planned = plan(scripts, found)
+            for step in planned:
+                if step.is_upgrade:  # what the last one would refuse leaves nothing of the first
+                    tables.refuse(session, scripts.tables(step.revision.revision), scope)
+            steps = [_step(scripts, scope, step) for step in planned]
             progress = Engine(session, policy, scope.notify, lock.check).run(steps)
-    except BusyError as error:
+    except (BusyError, BehindError) as error:
         return MigrationRun(result(Progress(error=error), found, found), error)
     to = found
     if progress.done:

@@ -72,6 +72,15 @@ def create_or_adopt(tables: Sequence[Table], revision: str) -> None:
             scope.notify(Event("adopted", f"{found.shown} was there: left as it is", revision))
 
 
+def refuse(session: Session, tables: Sequence[Table], scope: Scope) -> None:
+    """Raise what `create_or_adopt` would raise about tables that are there, or that an owner has to make."""
+    for table in tables:
+        if find(session, table.name, table.schema or scope.schema) is None:
+            _leave_to_owner(scope, session, table)
+        else:
+            check(session, table, scope)
+
+
 def drop_created(tables: Sequence[Table], revision: str) -> None:
     """Drop those of `tables` that lockctl created (see `bookkeeping`), in reverse order, and leave the others."""
     scope = _scope()
@@ -156,11 +165,15 @@ def _entry(catalog: Catalog, name: str) -> LockTable:
     return entry if entry.component else next(table for table in BUILT_IN if table.name == name)
 
 
-def _create(scope: Scope, session: Session, table: Table, revision: str) -> None:
+def _leave_to_owner(scope: Scope, session: Session, table: Table) -> None:
     if table.owner is not None and (owner := find(session, table.owner, table.schema or scope.schema)):
         raise BehindError(
             f"{owner.shown} is there without {quote(table.name)}, which its owner creates", hint=table.owner_hint
         )
+
+
+def _create(scope: Scope, session: Session, table: Table, revision: str) -> None:
+    _leave_to_owner(scope, session, table)
     if table.schema is not None:
         _create_schema(scope, session, table.schema, revision)
     schema = table.schema or bookkeeping.creation_schema(session, scope.schema)

@@ -284,13 +284,25 @@ def test_current_and_history(empty_dsn: str) -> None:
     assert all(row.doc for row in history)
 
 
+@pytest.mark.parametrize(
+    "there", ["CREATE TABLE verrou (key text PRIMARY KEY, owner text)", "CREATE TABLE agents (id varchar(36))"]
+)
+def test_what_a_later_step_would_refuse_is_refused_before_the_first(empty_dsn: str, empty: Any, there: str) -> None:
+    empty.execute(there)
+    before = tables(empty)
+    run: MigrationRun = call(empty_dsn, operations.upgrade, "heads")
+    assert (run.result.outcome, run.result.steps) == ("failed", ())
+    assert isinstance(run.error, BehindError)
+    assert tables(empty) == before
+
+
 def test_a_step_that_fails_leaves_nothing_and_what_was_committed_stays(empty_dsn: str, empty: Any) -> None:
-    empty.execute("CREATE TABLE verrou (key text PRIMARY KEY, owner text)")
+    empty.execute("CREATE TYPE verrou AS (x int)")  # no table, and yet its name
     run: MigrationRun = call(empty_dsn, operations.upgrade, "heads")
     assert run.result.outcome == "failed"
-    assert isinstance(run.error, BehindError)
+    assert run.error is not None
     assert run.result.to == run.result.steps == ("runs_0001",)
-    assert tables(empty) == ["public.verrou", *TABLES["runs"]]
+    assert tables(empty) == TABLES["runs"]
 
 
 def test_the_session_is_in_autocommit_afterwards(empty_dsn: str, empty: Any) -> None:
