@@ -95,7 +95,7 @@ class Notices:
     def look(self, row: LockRow, end: clock.Deadline) -> None:
         """The lease is held, as `row` shows, and the waiting ends at `end`."""
         left = end.remaining()
-        until_then = "" if left is None else f" up to {durations.show(round(left) * 1000 if left > 1 else round(left * 1000))}"
+        until_then = "" if left is None else f" up to {durations.show(int(round(left * 1000, -3 if left > 1 else 0)))}"
         if row.holder != self._holder:
             self._holder = row.holder
             self._progress.clear()
