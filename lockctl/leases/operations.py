@@ -90,8 +90,11 @@ def _full_length(
     """`lock` with its whole TTL ahead, or None when it is no longer ours.
 
     An INSERT that waits behind somebody's uncommitted row of the same key has computed its expiry before the wait.
+    One that is shorter all the same (a trigger of the application's caps it) is taken as it is.
     """
-    while lock.remaining_ms is not None and lock.remaining_ms < ttl_ms - _STALE_MS:
+    for _ in range(_TRIES):
+        if lock.remaining_ms is None or lock.remaining_ms >= ttl_ms - _STALE_MS:
+            break
         _, renewed = _change(session, table, table.sql.renew(), params, "SELECT", "UPDATE")
         if renewed is None:
             return None

@@ -131,3 +131,14 @@ def test_idle_sessions_that_the_role_would_lose_are_kept(
         *("run", "ffdb_locks", "nightly", "--ttl", "2s", "--", "sleep", "1.5"), dsn=make_conninfo(dsn, user=role)
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_expiry_that_the_applications_trigger_caps_is_taken_as_it_is(dsn: str, conn: Conn) -> None:
+    conn.execute(
+        "CREATE FUNCTION cap() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN NEW.expires_at := least(NEW.expires_at, clock_timestamp() + interval '30 s'); RETURN NEW; END $$"
+    )
+    conn.execute("CREATE TRIGGER cap BEFORE INSERT OR UPDATE ON ffdb_locks FOR EACH ROW EXECUTE FUNCTION cap()")
+    done = run_quick("acquire", "ffdb_locks", "nightly", "--ttl", "1h", "-f", "json", dsn=dsn)
+    assert done.returncode == 0, done.stderr
+    assert 0 < done.json()["lock"]["remaining_ms"] <= 30_000
