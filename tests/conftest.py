@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import psycopg
@@ -12,6 +13,12 @@ from lockctl.embedded import Server
 from tests.support import databases, pooler
 from tests.support import server as servers
 from tests.support import standby as standbys
+
+# A shell without job control starts its background jobs with INT and QUIT ignored, nohup with HUP, and every process
+# under them inherits that. A handler, even one that does nothing, is not inherited: the commands under test get these.
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 
 @pytest.fixture(scope="session")
