@@ -258,7 +258,8 @@ def test_apply_behind_a_reader_that_stays_and_then_goes_on(
         assert never_wrong(conn, wanted) < NEW_VERSION
     (stands,) = blocked.json()["to"]
     following = str(int(stands) + 1)
-    assert f"--from-step {following}" in blocked.stderr
+    if following != "1":  # otherwise nothing stands, and the whole file is run again
+        assert f"--from-step {following}" in blocked.stderr
     done = apply(dsn, file, "--from-step", following)
     assert done.returncode == 0, done.stderr
     assert never_wrong(conn, wanted) == NEW_VERSION
