@@ -168,10 +168,11 @@ def test_case_14_term_between_the_grant_and_its_answer_starts_no_command_and_lea
     proxy: Proxy, dsn: str, conn: psycopg.Connection, tmp_path: Path, answers: list[int]
 ) -> None:
     ran = tmp_path / "ran"
+    proxy.delay(0.05)  # slow enough for the start to be seen before the acquire is sent
     with running(proxy.dsn(dsn), "nightly", "touch", str(ran)) as process:
         until(lambda: proxy.connections > 1 and len(proxy.messages(Side.SERVER, 1)) >= answers[1], what="the start")
-        proxy.delay(0.5)  # for each message: the whole answer takes longer than seeing the row and sending the signal
-        until(lambda: row(conn, "nightly"), what="the grant")
+        proxy.delay(0.3)  # for each message: the whole answer takes longer than seeing the row and sending the signal
+        until(lambda: row(conn, "nightly"), deadline=60, what="the grant")
         kill(process, signal.SIGTERM)
         proxy.delay(0)
         assert ended(process)[0] == 143
