@@ -13,7 +13,7 @@ from psycopg.sql import SQL, Identifier
 
 from lockctl import durations
 from lockctl.catalog import Catalog
-from lockctl.db import Session
+from lockctl.db import Session, refusals
 from lockctl.errors import BehindError, DeniedError, LockctlError, UnreachableError
 from lockctl.leases.operations import LockedTable
 from lockctl.leases.shape import Found, look
@@ -153,18 +153,11 @@ def _table(patient: Patient, found: Found) -> Iterator[Check]:
 
 
 def _privileges(session: Session, table: LockedTable) -> Check:
-    shape = table.shape
-    asked = ", ".join(f"'{privilege}'" for privilege in PRIVILEGES)
-    rows = session.query(
-        f"SELECT p, has_table_privilege(%s::oid, p), current_user::text FROM unnest(ARRAY[{asked}]) AS p", (shape.oid,)
-    )
-    missing = [row[0] for row in rows if not row[1]]
-    check = f"privileges {shape.table.name}"
-    if not missing:
-        return Check(check, "ok", f"{rows[0][2]} may {', '.join(PRIVILEGES)}")
-    fix = f'GRANT {", ".join(missing)} ON {shape.relation} TO "{rows[0][2]}"'
-    status = "fail" if "SELECT" in missing else "warn"
-    return Check(check, status, f"{rows[0][2]} lacks {', '.join(missing)}", fix)
+    check = f"privileges {table.shape.table.name}"
+    role, lacks, grant = refusals.missing(session, table.needs(*PRIVILEGES))
+    if not lacks:
+        return Check(check, "ok", f"{role} may {', '.join(PRIVILEGES)}")
+    return Check(check, "fail" if "SELECT" in lacks else "warn", f"{role} lacks {', '.join(lacks)}", grant)
 
 
 def _owner_clock(session: Session, table: LockedTable) -> Iterator[Check]:

@@ -22,21 +22,24 @@ class Needs(NamedTuple):
     privileges: tuple[str, ...]
 
 
+def missing(session: Session, needs: Needs) -> tuple[str, list[str], str]:
+    """The role, those of the privileges that it lacks, and the GRANT that would give them."""
+    rows = session.query(
+        "SELECT p, current_user::text, has_table_privilege(%s::oid, p) FROM unnest(%s::text[]) AS p",
+        (needs.oid, list(needs.privileges)),
+    )
+    role, lacks = rows[0][1], [row[0] for row in rows if not row[2]]
+    quoted = role.replace('"', '""')
+    return role, lacks, f'GRANT {", ".join(lacks)} ON {needs.relation} TO "{quoted}"'
+
+
 def denied(session: Session, failure: DeniedError, needs: Needs) -> DeniedError:
     """`failure` with the privileges that are missing, and the GRANT that gives them."""
     with suppress(LockctlError):
-        asked = ", ".join(f"'{privilege}'" for privilege in needs.privileges)
-        rows = session.query(
-            f"SELECT p, current_user::text FROM unnest(ARRAY[{asked}]::text[]) AS p"
-            " WHERE NOT has_table_privilege(%s::oid, p)",
-            (needs.oid,),
-        )
-        if rows:
-            missing, role = ", ".join(row[0] for row in rows), rows[0][1]
-            quoted = role.replace('"', '""')
+        role, lacks, grant = missing(session, needs)
+        if lacks:
             return DeniedError(
-                f"role {role} lacks {missing} on {needs.relation}",
-                hint=f'the owner can run: GRANT {missing} ON {needs.relation} TO "{quoted}"',
+                f"role {role} lacks {', '.join(lacks)} on {needs.relation}", hint=f"the owner can run: {grant}"
             )
     if "schema" in failure.message:
         schema = needs.relation.rpartition(".")[0]
